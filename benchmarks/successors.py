@@ -19,7 +19,7 @@ from rich.table import Table
 
 from transfusion.matching.alignment_run import align
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.transport.adapters.adapter_drift import strength_alpha
+from transfusion.transport.adapters.drift import strength_alpha
 from transfusion.transport.transport_run import transport
 from transfusion_demo.digits import Digits, DigitsDemo, DigitsPlan
 from transfusion_demo.steps import TrainingSchedule, one_thread

@@ -25,7 +25,7 @@ from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.adapters.adapter_config import CONFIG
+from transfusion.transport.adapters.settings import CONFIG
 from transfusion_demo import digits, text
 from transfusion_demo.steps import DemoProgress, one_thread
 

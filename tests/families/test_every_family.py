@@ -20,7 +20,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import in_dtype, run_model
-from transfusion.transport.adapters.module_settings import WRAPPED
+from transfusion.transport.adapters.settings import WRAPPED
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Output
 from transfusion.transport.task_vector import TaskVector

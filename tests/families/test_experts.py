@@ -15,7 +15,7 @@ from transfusion.errors import AdapterError, ArchitectureError
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 

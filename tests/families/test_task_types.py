@@ -23,7 +23,7 @@ from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import random_inputs, run_model
-from transfusion.transport.adapters.adapter_classes import CLASSES, class_for
+from transfusion.transport.adapters.classes import CLASSES, class_for
 from transfusion.transport.transport_run import merge, transport
 
 BESIDE = ("head", "pooler", "projector", "classification_head", "classifier")

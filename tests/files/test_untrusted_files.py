@@ -27,7 +27,7 @@ from transfusion.model.tensor_pieces import gather_pieces
 from transfusion.running.probes.random_inputs import random_inputs
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.adapters.module_settings import ModulePatterns, ModuleSettings
+from transfusion.transport.adapters.settings import ModulePatterns, ModuleSettings
 from transfusion.transport.alpha import Alpha
 
 # ── config.json ──────────────────────────────────────────────────────────────────────────────
@@ -298,7 +298,7 @@ def test_patterns_that_cannot_be_tried_are_refused_with_the_adapter(key, pattern
 
 @pytest.mark.parametrize("pattern", ["(a|aa)+b", "((a{1,1000}){1,1000}){1,1000}x"])
 def test_patterns_that_backtrack_for_ever_are_given_up(pattern, monkeypatch):
-    monkeypatch.setattr(import_module("transfusion.transport.adapters.module_settings"), "SECONDS", 0.05)
+    monkeypatch.setattr(import_module("transfusion.transport.adapters.settings"), "SECONDS", 0.05)
     with pytest.raises(AdapterError, match="with model.* takes too long") as caught:
         ModulePatterns((pattern,)).first("model.layers." + "a" * 60 + "!b!x!")
     assert repr(pattern) in caught.value.message
@@ -306,7 +306,7 @@ def test_patterns_that_backtrack_for_ever_are_given_up(pattern, monkeypatch):
 
 def test_all_names_together_have_the_time_and_not_each_of_them(monkeypatch):
     monkeypatch.setattr(
-        import_module("transfusion.transport.adapters.module_settings"),
+        import_module("transfusion.transport.adapters.settings"),
         "process_time",
         iter(range(100)).__next__,
     )

@@ -14,7 +14,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.matching.alignment_run import align
 from transfusion.matching.base_drift import OUTSIDE, describe_drift
 from transfusion.model.model import Model
-from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
+from transfusion.transport.adapters.drift import describe_adapter_drift
 from transfusion.transport.transport_run import transport
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]

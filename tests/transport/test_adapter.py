@@ -263,8 +263,8 @@ def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):
 def test_every_kind_of_peft_is_known_or_refused():
     import peft
 
-    from transfusion.transport.adapters.adapter_checks import REFUSED
-    from transfusion.transport.adapters.adapter_kinds import KINDS
+    from transfusion.transport.adapters.checks import REFUSED
+    from transfusion.transport.adapters.kinds import KINDS
 
     assert not KINDS.keys() & REFUSED.keys()
     assert {kind.value for kind in peft.PeftType} <= KINDS.keys() | REFUSED.keys()

@@ -22,10 +22,10 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import random_inputs, run_model
 from transfusion.transport.adapters import adapter as adapter_module
-from transfusion.transport.adapters import adapter_drift as adapter_drift_module
-from transfusion.transport.adapters.adapter_drift import adapter_drift
-from transfusion.transport.adapters.adapter_targets import as_matrix
-from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.adapters import drift as adapter_drift_module
+from transfusion.transport.adapters.drift import adapter_drift
+from transfusion.transport.adapters.folded import FoldedAdapter
+from transfusion.transport.adapters.targets import as_matrix
 from transfusion.transport.output import Output
 from transfusion.transport.transport_run import transport
 

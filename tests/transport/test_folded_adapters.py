@@ -11,7 +11,7 @@ from small_models import CASES
 from transfusion.errors import AdapterError, MismatchError
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.transport_run import transport
 
 pytestmark = pytest.mark.filterwarnings(

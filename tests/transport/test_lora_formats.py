@@ -862,8 +862,7 @@ def test_a_lora_on_a_convolution_moves(shuffled, aligned, tmp_path):
 
 
 def test_a_name_that_may_be_two_modules_is_refused(kohya, made, aligned, monkeypatch):
-    from transfusion.transport.adapters.adapter_targets import TensorSlice
-    from transfusion.transport.adapters.lora_targets import LoraTargets
+    from transfusion.transport.adapters.targets import LoraTargets, TensorSlice
 
     a, known = made("flux"), {}
     for name in ("double_blocks.0.img.attn_qkv", "double_blocks.0.img_attn.qkv"):

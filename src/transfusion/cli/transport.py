@@ -208,7 +208,7 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     """Return the metadata of an output, line by line; the verdict on π last, unless it was a warning."""
     from transfusion.matching.advice import Verdict
     from transfusion.model.vocabulary_map import describe_vocabulary
-    from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
+    from transfusion.transport.adapters.drift import describe_adapter_drift
     from transfusion.transport.alpha import Alpha
     from transfusion.transport.refinement.settings import BASE, describe_refinement
 

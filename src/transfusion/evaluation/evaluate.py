@@ -23,7 +23,7 @@ from transfusion.runtime.devices import as_precision
 from transfusion.runtime.progress import Advance
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
-from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.output import Output
 from transfusion.transport.transport_plan import TransportPlan
 

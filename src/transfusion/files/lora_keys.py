@@ -56,7 +56,7 @@ class LoraEnding:
 
     pattern: str
     part: str
-    """The name of the part, as in `adapter_kinds`."""
+    """The name of the part, as in `transport.adapters.kinds`."""
     kind: str = "LoRA"
     refused: str = ""
     """Why a tensor of this kind cannot be moved; empty if it can."""

@@ -24,7 +24,7 @@ from transfusion.model.pair import compare_vocabularies
 from transfusion.model.vocabulary_map import describe_vocabulary, differing_digits
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.adapters.adapter_opening import is_adapter, lora_file_in
+from transfusion.transport.adapters.lora_file import is_adapter, lora_file_in
 from transfusion.transport.output_record import HEADER, recorded_base
 
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")

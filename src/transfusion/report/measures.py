@@ -26,7 +26,7 @@ from transfusion.model.pair import Pair
 from transfusion.report.parts import axis_name, kind_of, layer_of
 from transfusion.report.results import Inputs, recorded
 from transfusion.runtime.engines import open_engine
-from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.task_vector import NewTokens
 from transfusion.transport.task_vector_sources import TaskVectorSource

@@ -53,7 +53,7 @@ from transfusion.report.results import (
     recorded,
 )
 from transfusion.runtime.byte_sizes import format_bytes
-from transfusion.transport.adapters.adapter_drift import describe_adapter_drift
+from transfusion.transport.adapters.drift import describe_adapter_drift
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.output_record import FILE
 from transfusion.transport.refinement.settings import describe_refinement

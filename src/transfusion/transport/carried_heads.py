@@ -13,7 +13,7 @@ from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, moves, place_of, tensor_parts
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.transport.adapters.adapter_classes import class_prefix, named_in, with_prefix
+from transfusion.transport.adapters.classes import class_prefix, named_in, with_prefix
 from transfusion.transport.task_vector import TaskVector
 
 

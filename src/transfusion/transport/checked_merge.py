@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfusion.transport.adapters.adapter_opening import is_adapter
+from transfusion.transport.adapters.lora_file import is_adapter
 from transfusion.transport.alpha import AlphaArgument
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule

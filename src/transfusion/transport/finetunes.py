@@ -11,8 +11,7 @@ from transfusion.model.model import Model, Reference
 from transfusion.model.pair import ConfigArgument, open_model
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
-from transfusion.transport.adapters.lora_file import LoraFile
+from transfusion.transport.adapters.lora_file import LoraFile, is_adapter, open_adapter
 
 Finetune: TypeAlias = Model | Reference
 

@@ -18,7 +18,7 @@ from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.model.model import Model, untied_config
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.threads import Threads
-from transfusion.transport.adapters.adapter_classes import class_for_type, named_in
+from transfusion.transport.adapters.classes import class_for_type, named_in
 from transfusion.transport.changed_settings import ChangedSettings
 from transfusion.transport.merge_rules import MergeRule, magnitude_histogram
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of

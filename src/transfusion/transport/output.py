@@ -36,8 +36,8 @@ from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output_record import PI_FILE, RecordedFinetune
 
 if TYPE_CHECKING:
-    from transfusion.transport.adapters.adapter_files import AdapterFiles
-    from transfusion.transport.adapters.adapter_transport import MovedAdapter
+    from transfusion.transport.adapters.adapter import AdapterFiles
+    from transfusion.transport.adapters.move import MovedAdapter
 
 COPIES, COPIES_OF_EACH = 20, 16
 """The largest number of blocks that a thread holds, for the result and for each change. About half are freed

@@ -25,7 +25,7 @@ from transfusion.model.pair import Pair
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import COMMAND
-from transfusion.transport.adapters.adapter_opening import is_adapter
+from transfusion.transport.adapters.lora_file import is_adapter
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.output import Output

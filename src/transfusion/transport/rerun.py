@@ -14,7 +14,7 @@ from transfusion.matching.methods import Method
 from transfusion.model.model import Model
 from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
+from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.output import Output
 from transfusion.transport.output_record import FILE, kept_pi, read_metadata
 from transfusion.transport.transport_run import merge, transport

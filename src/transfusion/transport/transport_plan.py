@@ -31,15 +31,12 @@ from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.random_inputs import logits_name
 from transfusion.running.running import HowToRun
 from transfusion.runtime.resources import LOCAL, Resources
-from transfusion.transport.adapters.adapter_drift import adapter_drift, strength_alpha
-from transfusion.transport.adapters.adapter_merging import merged_adapter_output
-from transfusion.transport.adapters.adapter_opening import is_adapter, open_adapter
-from transfusion.transport.adapters.adapter_output import adapter_output
-from transfusion.transport.adapters.adapter_transport import MovedAdapter
-from transfusion.transport.adapters.adapter_vocabulary import adapter_in_vocabulary
-from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.adapters.drift import adapter_drift, strength_alpha
+from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.adapters.lora_between_shapes import lora_between_shapes
-from transfusion.transport.adapters.lora_file import LoraFile, OtherParts
+from transfusion.transport.adapters.lora_file import LoraFile, OtherParts, is_adapter, open_adapter
+from transfusion.transport.adapters.merging import merged_adapter_output
+from transfusion.transport.adapters.move import MovedAdapter, adapter_in_vocabulary, adapter_output
 from transfusion.transport.alpha import Alpha, AlphaArgument
 from transfusion.transport.alpha_chooser import AlphaChooser
 from transfusion.transport.balanced_alpha import AUTO, balanced_alpha

@@ -21,8 +21,7 @@ from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transport.adapters.adapter_opening import is_lora_file
-from transfusion.transport.adapters.lora_file import OtherParts
+from transfusion.transport.adapters.lora_file import OtherParts, is_lora_file
 from transfusion.transport.alpha import AlphaArgument
 from transfusion.transport.balanced_alpha import AUTO
 from transfusion.transport.finetunes import Finetune, open_finetune

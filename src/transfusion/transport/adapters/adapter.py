@@ -1,17 +1,20 @@
-"""Adapters on disk, and the layout of every stored tensor on a base."""
+"""Adapters: their files, and the layout of every stored tensor on a base."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
+from safetensors.torch import save
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
@@ -19,13 +22,17 @@ from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.architecture.naming import Naming, unwrapped
 from transfusion.architecture.table import Table
-from transfusion.errors import AdapterError, CheckpointError, listing
+from transfusion.errors import AdapterError, CheckpointError, OutputError, listing
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.publishing import write_json, write_text
 from transfusion.files.references import resolve
+from transfusion.files.shard_writer import LazyTensor, write_shard
+from transfusion.files.staging import StagingFolder
 from transfusion.files.tensor_files import FLOATS, headers
 from transfusion.model.model import Model
+from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import read_json, require_closed
-from transfusion.transport.adapters.adapter_checks import (
+from transfusion.transport.adapters.checks import (
     movable_kind,
     refuse_odd_settings,
     require_biases,
@@ -35,10 +42,8 @@ from transfusion.transport.adapters.adapter_checks import (
     require_tokens,
     require_whole,
 )
-from transfusion.transport.adapters.adapter_classes import class_for
-from transfusion.transport.adapters.adapter_config import CONFIG, WEIGHTS, require_sensible
-from transfusion.transport.adapters.adapter_files import AdapterFiles, PeftFiles
-from transfusion.transport.adapters.adapter_kinds import (
+from transfusion.transport.adapters.classes import class_for
+from transfusion.transport.adapters.kinds import (
     LORA,
     PROMPT,
     WHOLE,
@@ -46,8 +51,6 @@ from transfusion.transport.adapters.adapter_kinds import (
     AdapterPart,
     WeightReference,
 )
-from transfusion.transport.adapters.adapter_targets import TargetWeight, TensorSlice, joined_layout
-from transfusion.transport.adapters.adapter_tensor import AdapterTensor
 from transfusion.transport.adapters.kronecker import (
     LOKR,
     MOST,
@@ -55,8 +58,114 @@ from transfusion.transport.adapters.kronecker import (
     as_lora,
     lora_config,
 )
-from transfusion.transport.adapters.module_settings import ModuleSettings
-from transfusion.transport.adapters.prompt_layouts import prompt_layout
+from transfusion.transport.adapters.settings import CONFIG, WEIGHTS, ModuleSettings, require_sensible
+from transfusion.transport.adapters.targets import (
+    AdapterTensor,
+    TargetWeight,
+    TensorSlice,
+    joined_layout,
+    prompt_layout,
+)
+from transfusion.transport.output import Output
+from transfusion.transport.output_record import HEADER
+
+SINGLE = ".safetensors"
+HASHES = ("sshs_model_hash", "sshs_legacy_hash")
+"""Hashes of the file that kohya's programs keep in its header."""
+_STALE = "modelspec.hash_sha256"
+"""An entry of a header that is false for other tensors."""
+
+
+class AdapterFiles(ABC):
+    """How an adapter is stored."""
+
+    @abstractmethod
+    def require_path(self, path: Path) -> None:
+        """Refuse a path that cannot hold these files."""
+
+    @abstractmethod
+    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
+        """Write all files into a staging folder."""
+
+
+class PeftFiles(AdapterFiles):
+    """A folder with adapter_config.json and the weights."""
+
+    def require_path(self, path: Path) -> None:
+        if path.suffix == SINGLE:
+            raise OutputError(
+                f"{path}: an adapter is a folder with a configuration and weights",
+                hint="give a name without .safetensors",
+            )
+
+    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
+        write_shard(staging.output / WEIGHTS[0], _lazy(tensors))
+        write_json(staging.output / CONFIG, output.config or {})
+        _write_texts(staging, output, output.metadata())
+
+
+@dataclass(frozen=True)
+class LoraFiles(AdapterFiles):
+    """One file whose header says how it was made; or a folder with that file."""
+
+    name: str
+    """The name of the file in a folder."""
+    header: Mapping[str, str] = field(default_factory=dict)
+    """The header of the LoRA before it was moved."""
+
+    def require_path(self, path: Path) -> None:
+        pass
+
+    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
+        single = staging.path.suffix == SINGLE
+        ordered = {name: tensors[name] for name in sorted(tensors)}
+        metadata = output.metadata()
+        header = {**self._kept(ordered), HEADER: json.dumps(_shareable(metadata), ensure_ascii=False)}
+        name = staging.path.name if single else self.name
+        write_shard(staging.output / name, _lazy(ordered), metadata=header)
+        if not single:
+            _write_texts(staging, output, metadata)
+
+    def _kept(self, tensors: dict[str, Tensor]) -> dict[str, str]:
+        """Return the entries of the header, with the hashes of the new tensors."""
+        kept = {key: value for key, value in self.header.items() if key not in (_STALE, HEADER)}
+        if any(key in kept for key in HASHES):
+            kept |= {key: one for key, one in _hashes(tensors, kept).items() if key in kept}
+        return kept or {"format": "pt"}
+
+
+def _hashes(tensors: dict[str, Tensor], header: Mapping[str, str]) -> dict[str, str]:
+    """Return kohya's two hashes: of the bytes after the header, and of 64 kB that begin at 1 MB.
+
+    They are those of a file whose header has only the entries that begin with ``ss_``.
+    """
+    whole = save(tensors, {key: value for key, value in header.items() if key.startswith("ss_")})
+    start = 8 + int.from_bytes(whole[:8], "little")
+    model = hashlib.sha256(memoryview(whole)[start:]).hexdigest()
+    legacy = hashlib.sha256(whole[0x100000 : 0x100000 + 0x10000]).hexdigest()[:8]
+    return dict(zip(HASHES, (model, legacy), strict=True))
+
+
+def _shareable(value: Any) -> Any:
+    """Return metadata without absolute paths: LoRA files are passed on."""
+    if isinstance(value, Mapping):
+        return {key: _shareable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shareable(one) for one in value]
+    return shareable_text(shareable_path(value)) if isinstance(value, str) else value
+
+
+def _lazy(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
+    return {name: LazyTensor.of(tensor) for name, tensor in tensors.items()}
+
+
+def _write_texts(staging: StagingFolder, output: Output, metadata: Mapping[str, Any]) -> None:
+    for name, text in output.texts(metadata).items():
+        write_text(staging.output / name, text)
+
+
+# ── adapters ────────────────────────────────────────────────────────────────────────────────────
+
 
 _BOTH = "the configuration and the weights belong to different adapters; download both again"
 MERGED_FULL = "save them in one format; or `full=True` merges the weights, and writes a model"

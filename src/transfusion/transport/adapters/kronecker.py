@@ -18,7 +18,7 @@ from torch import Tensor
 from transfusion.errors import AdapterError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.tensor_files import Rows, TensorInfo
-from transfusion.transport.adapters.adapter_checks import COMMON
+from transfusion.transport.adapters.checks import COMMON
 
 MOST = 128
 """The largest rank of a LoRA that stays an adapter; merged into a model, the product is exact."""

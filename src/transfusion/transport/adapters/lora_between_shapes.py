@@ -11,7 +11,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.provenance import PLANNED
 from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
-from transfusion.transport.adapters.adapter_output import lora_output
+from transfusion.transport.adapters.move import lora_output
 from transfusion.transport.output import Action, Output
 from transfusion.transport.output_record import OutputRecord, RecordedFinetune
 from transfusion.transport.refinement.refine import adapter_tensors, lora_config, with_lora

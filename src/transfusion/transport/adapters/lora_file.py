@@ -13,23 +13,20 @@ from typing import Any
 
 from blake3 import blake3
 
-from transfusion.errors import AdapterError, listing
-from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, read_keys, require_movable
+from transfusion.errors import AdapterError, CheckpointError, listing
+from transfusion.files.checkpoint import CONFIGS, Checkpoint
+from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, is_lora, read_keys, require_movable
+from transfusion.files.references import PICKLES, resolve
 from transfusion.files.tensor_files import FLOATS, TensorInfo, header_metadata, headers
 from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model
-from transfusion.runtime.untrusted_files import parse_json
-from transfusion.transport.adapters.adapter import MERGED_FULL, Adapter
-from transfusion.transport.adapters.adapter_checks import refuse_odd_settings
-from transfusion.transport.adapters.adapter_config import require_sensible
-from transfusion.transport.adapters.adapter_files import HASHES, SINGLE, LoraFiles
-from transfusion.transport.adapters.adapter_kinds import LORA, kind_in_file
-from transfusion.transport.adapters.adapter_targets import TargetWeight
-from transfusion.transport.adapters.adapter_tensor import AdapterTensor
+from transfusion.runtime.untrusted_files import parse_json, require_closed
+from transfusion.transport.adapters.adapter import HASHES, MERGED_FULL, SINGLE, Adapter, LoraFiles
+from transfusion.transport.adapters.checks import refuse_odd_settings
+from transfusion.transport.adapters.kinds import LORA, kind_in_file
 from transfusion.transport.adapters.kronecker import MOST, as_lora
-from transfusion.transport.adapters.lora_targets import LoraTargets, Places
-from transfusion.transport.adapters.module_settings import ModuleSettings
+from transfusion.transport.adapters.settings import CONFIG, ModuleSettings, require_sensible
+from transfusion.transport.adapters.targets import AdapterTensor, LoraTargets, Places, TargetWeight
 from transfusion.transport.output_record import HEADER
 
 CONFIGURATION = "lora_adapter_metadata"
@@ -340,3 +337,63 @@ def _configuration(label: str, header: Mapping[str, str], keys: Mapping[str, Lor
     if config.get("use_dora") and not any(one.part == "lora_magnitude_vector" for one in keys.values()):
         raise AdapterError(f"{where} says that it is a DoRA, and the file has no magnitudes", hint=_AGAIN)
     return config
+
+
+# ── opening ─────────────────────────────────────────────────────────────────────────────────────
+
+
+_FILES = PICKLES | {".safetensors"}
+_DIFFUSERS = "pytorch_lora_weights"
+"""The name of the file that diffusers writes, without its ending."""
+_PEFT = "base_model.model."
+
+
+def is_adapter(reference: str | Path) -> bool:
+    """Whether a reference is an adapter's folder, local or on the hub, or a LoRA file."""
+    root = resolve(reference)
+    return (root / CONFIG).exists() or lora_file_in(root) is not None
+
+
+def open_adapter(
+    reference: str | Path, others: OtherParts | str = OtherParts.REFUSE, *, exact: bool = False
+) -> Adapter:
+    """Read the headers of an adapter; refuse kinds that cannot be moved.
+
+    ``others`` says what becomes of the parts of a LoRA file that belong to another model than the base. A
+    LoKr becomes a LoRA: of full rank if ``exact``.
+    """
+    root = resolve(reference)
+    file = None if (root / CONFIG).exists() else lora_file_in(root)
+    if file is None:
+        return Adapter.open(reference, exact=exact)
+    return LoraFile.of_file(str(reference), root, file, OtherParts(others), exact=exact)
+
+
+def is_lora_file(reference: str | Path) -> bool:
+    """Whether a reference is a LoRA file, or a folder that holds one and no configuration."""
+    root = resolve(reference)
+    return not (root / CONFIG).exists() and lora_file_in(root) is not None
+
+
+def lora_file_in(root: Path) -> Path | None:
+    """Return the LoRA file that a path is, or that its folder holds; None if there is none."""
+    file = root if root.is_file() else _only_file(root) if root.is_dir() else None
+    if file is None or file.suffix not in _FILES:
+        return None
+    try:
+        names = headers(file)
+    except CheckpointError:
+        return None  # opened as a model, it is refused with the reason
+    return file if is_lora(names) and not any(name.startswith(_PEFT) for name in names) else None
+
+
+def _only_file(folder: Path) -> Path | None:
+    """Return the file of diffusers, or the only file with weights in a folder that is no model's."""
+    if any((folder / name).exists() for name in CONFIGS):
+        return None
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in _FILES]
+    named = [path for path in files if path.stem == _DIFFUSERS]
+    if named or len(files) == 1:
+        require_closed(folder)
+        return (named or files)[0]
+    return None

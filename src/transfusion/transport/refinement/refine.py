@@ -23,7 +23,7 @@ from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.progress import SILENT, Progress, phase
-from transfusion.transport.adapters.adapter_output import lora_output
+from transfusion.transport.adapters.move import lora_output
 from transfusion.transport.output import Action, Output
 from transfusion.transport.refinement.settings import (
     BASE,

@@ -25,9 +25,9 @@ from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
 from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
 from transfusion.runtime.progress import phase
 from transfusion.runtime.threads import Threads
-from transfusion.transport.adapters.adapter_targets import as_matrix
-from transfusion.transport.adapters.adapter_transport import MovedAdapter
-from transfusion.transport.adapters.folded_adapter import FoldedAdapter
+from transfusion.transport.adapters.folded import FoldedAdapter
+from transfusion.transport.adapters.move import MovedAdapter
+from transfusion.transport.adapters.targets import as_matrix
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.task_vector import working
 

@@ -17,18 +17,16 @@ from transfusion.files.staging import TensorShape
 from transfusion.files.tensor_files import TensorInfo
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.adapters.adapter import LABEL
-from transfusion.transport.adapters.adapter_classes import (
+from transfusion.transport.adapters.classes import (
     ENCODERS,
     class_for,
     class_prefix,
     with_prefix,
 )
-from transfusion.transport.adapters.adapter_formulas import Factors
-from transfusion.transport.adapters.adapter_kinds import WeightReference
-from transfusion.transport.adapters.adapter_targets import TensorSlice, as_matrix, as_stored
-from transfusion.transport.adapters.adapter_tensor import AdapterTensor
-from transfusion.transport.adapters.adapter_transport import MovedAdapter
-from transfusion.transport.adapters.module_settings import WRAPPED
+from transfusion.transport.adapters.kinds import Factors, WeightReference
+from transfusion.transport.adapters.move import MovedAdapter
+from transfusion.transport.adapters.settings import WRAPPED
+from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, as_stored
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.task_vector import working
 from transfusion.transport.task_vector_sources import TaskVectorSource

@@ -1,4 +1,7 @@
-"""The kinds of adapters that can be moved, with the layouts of their tensors.
+"""The kinds of adapters that can be moved: their formulas, and the layouts of their tensors.
+
+The formulas act on weight matrices (outputs, inputs), however a library stores them. A convolution has all
+its inputs in one row.
 
 A layout is written with the outputs ``O`` and the inputs ``I`` of the weight ``O <- I`` that the adapter
 changes. π does not move the dimensions ``rank``, ``1`` (of one element) and ``_``. ``row`` is a row of the
@@ -15,12 +18,143 @@ from enum import Enum, auto
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from transfusion.architecture.layouts import ANONYMOUS, Item, Layout, Name, Product
-from transfusion.transport.adapters import adapter_formulas
-from transfusion.transport.adapters.adapter_formulas import Factors, Parts
-from transfusion.transport.adapters.module_settings import ModuleSettings, words
+from transfusion.transport.adapters.settings import ModuleSettings, words
+
+Parts: TypeAlias = Mapping[str, Tensor]
+"""The stored tensors of one module, by the names of their parts."""
+Factors: TypeAlias = tuple[Tensor, Tensor]
+"""A change of low rank as a product: (outputs, rank) and (rank, inputs)."""
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """Return the norm of every row, summed in float64."""
+    lengths: Tensor = torch.linalg.vector_norm(matrix.double(), dim=1)
+    return lengths.to(matrix.dtype)
+
+
+def _product(parts: Parts, left: str, right: str) -> Tensor:
+    return parts[left].flatten(1) @ parts[right].flatten(1)
+
+
+def _factors(parts: Parts, prefix: str) -> tuple[str, str]:
+    """Return the names of the two factors; those of embeddings differ."""
+    middle = "_embedding" if f"{prefix}_embedding_A" in parts else ""
+    return f"{prefix}{middle}_B", f"{prefix}{middle}_A"
+
+
+# ── sums: LoRA and relatives ─────────────────────────────────────────────────────────────────
+
+
+def lora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    return settings.lora_scale * _product(parts, *_factors(parts, "lora"))
+
+
+def lora_factors(parts: Parts, settings: ModuleSettings) -> Factors:
+    left, right = _factors(parts, "lora")
+    return settings.lora_scale * parts[left].flatten(1), parts[right].flatten(1)
+
+
+def dora(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Return weight + BA with every row rescaled to its trained norm."""
+    together = weight + lora_added(parts, settings)
+    lengths = parts["lora_magnitude_vector"].flatten() / row_norms(together)
+    return together * lengths[:, None]
+
+
+def lora_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return bias + settings.lora_scale * parts["lora_B.bias"].flatten()
+
+
+def adalora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    return settings.adalora_scale * (parts["lora_B"] @ (parts["lora_A"] * parts["lora_E"]))
+
+
+def adalora_factors(parts: Parts, settings: ModuleSettings) -> Factors:
+    return settings.adalora_scale * parts["lora_B"], parts["lora_A"] * parts["lora_E"]
+
+
+def loha_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    return (
+        settings.loha_scale
+        * _product(parts, "hada_w1_a", "hada_w1_b")
+        * _product(parts, "hada_w2_a", "hada_w2_b")
+    )
+
+
+def delora_added(parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Return BA with every rank-one term normalised to λ/r, and columns scaled by the base's column norms."""
+    left, right = parts["delora_B"], parts["delora_A"]
+    lengths = row_norms(right).clamp(min=1e-4) * row_norms(left.T).clamp(min=1e-4)
+    strengths = parts["delora_lambda"] / settings.rank / lengths
+    return (left * strengths) @ right * parts["delora_w_norm"]
+
+
+# ── products ─────────────────────────────────────────────────────────────────────────────────
+
+
+def hira(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return weight * (1 + _product(parts, *_factors(parts, "hira")))
+
+
+def ia3(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return weight * parts["ia3_l"]
+
+
+def ia3_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return bias * parts["ia3_l"].flatten()
+
+
+def hra(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Apply Householder reflections to the inputs; with ``apply_GS``, of orthonormalised directions."""
+    directions = parts["hra_u"]
+    if settings.value("apply_GS", False):
+        basis: Tensor = torch.linalg.qr(directions).Q
+        return weight - 2 * (weight @ basis) @ basis.T
+    for direction in (directions / row_norms(directions.T)).T:
+        weight = weight - 2 * torch.outer(weight @ direction, direction)
+    return weight
+
+
+def beft_bias(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    return bias + parts["beft_bias"].flatten()
+
+
+# ── LoRA files, whose modules may have different parts ───────────────────────────────────────
+
+
+def added_by_file(parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Return the change of a weight; 0 if only the bias is changed."""
+    change = parts["diff"].flatten(1) if "diff" in parts and parts["diff"].ndim > 1 else parts.get("diff")
+    change = torch.zeros(()) if change is None else change
+    if "lora_B" in parts:
+        change = change + lora_added(parts, settings)
+    return change + loha_added(parts, settings) if "hada_w1_a" in parts else change
+
+
+def factors_by_file(parts: Parts, settings: ModuleSettings) -> Factors | None:
+    alone = "lora_B" in parts and not parts.keys() & {"diff", "hada_w1_a"}
+    return lora_factors(parts, settings) if alone else None
+
+
+def changed_by_file(weight: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    """Return weight + change; where row norms were trained, with every row rescaled to its norm."""
+    if "lora_magnitude_vector" in parts:
+        return dora(weight, parts, settings)
+    return weight + added_by_file(parts, settings)
+
+
+def bias_by_file(bias: Tensor, parts: Parts, settings: ModuleSettings) -> Tensor:
+    if "lora_B.bias" in parts:
+        bias = lora_bias(bias, parts, settings)
+    return bias + parts["diff_b"].flatten() if "diff_b" in parts else bias
+
+
+# ── kinds ───────────────────────────────────────────────────────────────────────────────────────
+
 
 _Words: TypeAlias = list[tuple[str, Item]]
 
@@ -173,9 +307,9 @@ LORA = AdapterKind(
     ),
     together=_sets("lora_A lora_B", "lora_embedding_A lora_embedding_B"),
     settings=_LORA | {"use_dora"},
-    added=adapter_formulas.lora_added,
-    factors=adapter_formulas.lora_factors,
-    bias=adapter_formulas.lora_bias,
+    added=lora_added,
+    factors=lora_factors,
+    bias=lora_bias,
     rank=_rank,
 )
 _MAGNITUDE = AdapterPart(
@@ -188,7 +322,7 @@ DORA = replace(
     together=tuple(pair | {_MAGNITUDE.name} for pair in LORA.together),
     added=None,
     factors=None,
-    changed=adapter_formulas.dora,
+    changed=dora,
     over_all_units=("lora_embedding",),
 )
 """LoRA with trained row norms. Its configuration is that of LoRA with ``use_dora``."""
@@ -200,8 +334,8 @@ _ALL = (
         parts=(*_low_rank("lora_A", "lora_B"), AdapterPart("lora_E", "rank 1"), TOKENS),
         together=_sets("lora_A lora_B lora_E"),
         settings=_LORA | words("beta1 beta2 deltaT init_r orth_reg_weight target_r tfinal tinit total_step"),
-        added=adapter_formulas.adalora_added,
-        factors=adapter_formulas.adalora_factors,
+        added=adalora_added,
+        factors=adalora_factors,
         rank=attrgetter("adalora_rank"),
     ),
     AdapterKind(
@@ -214,7 +348,7 @@ _ALL = (
         ),
         together=_sets("hada_w1_a hada_w1_b hada_w2_a hada_w2_b"),
         settings=words("alpha alpha_pattern module_dropout rank_dropout"),
-        added=adapter_formulas.loha_added,
+        added=loha_added,
         rank=_rank,
     ),
     # Read as a LoRA: see `kronecker`.
@@ -238,7 +372,7 @@ _ALL = (
         ),
         together=_sets("delora_A delora_B delora_lambda delora_w_norm"),
         settings=words("delora_lambda lambda_pattern module_dropout"),
-        added=adapter_formulas.delora_added,
+        added=delora_added,
         rank=_rank,
     ),
     AdapterKind(
@@ -249,29 +383,29 @@ _ALL = (
         ),
         together=_sets("hira_A hira_B", "hira_embedding_A hira_embedding_B"),
         settings=words("hira_dropout"),
-        changed=adapter_formulas.hira,
+        changed=hira,
         rank=_rank,
     ),
     AdapterKind(
         "IA3",
         parts=(AdapterPart("ia3_l", "O 1 | 1 I", WeightReference.ONE, rigid=True),),
         settings=words("feedforward_modules init_ia3_weights"),
-        changed=adapter_formulas.ia3,
-        bias=adapter_formulas.ia3_bias,
+        changed=ia3,
+        bias=ia3_bias,
     ),
     AdapterKind(
         "HRA",
         over_all_units=("hra",),
         parts=(AdapterPart("hra_u", "I rank", rigid=True),),
         settings=words("apply_GS"),
-        changed=adapter_formulas.hra,
+        changed=hra,
         rank=_rank,
         scalable=False,
     ),
     AdapterKind(
         "BEFT",
         parts=(AdapterPart("beft_bias", "1 O", WeightReference.ZERO, of="bias"),),
-        bias=adapter_formulas.beft_bias,
+        bias=beft_bias,
     ),
     AdapterKind("LN_TUNING"),
     AdapterKind("TRAINABLE_TOKENS", parts=(TOKENS,), settings=words("token_indices")),
@@ -298,9 +432,9 @@ _IN_FILES = replace(
     LORA,
     parts=(*LORA.parts[:3], *_LOHA.parts, _ALPHA, *_DIFFERENCES),
     together=(*LORA.together[:1], *_LOHA.together),
-    added=adapter_formulas.added_by_file,
-    factors=adapter_formulas.factors_by_file,
-    bias=adapter_formulas.bias_by_file,
+    added=added_by_file,
+    factors=factors_by_file,
+    bias=bias_by_file,
     rank=None,
 )
 """What a LoRA file for image and video models may hold. The scale of a module is its alpha / rank."""
@@ -316,7 +450,7 @@ def kind_in_file(parts: Set[str]) -> AdapterKind:
             parts=(*_IN_FILES.parts, magnitude),
             added=None,
             factors=None,
-            changed=adapter_formulas.changed_by_file,
+            changed=changed_by_file,
         )
     return replace(_IN_FILES, name="LOHA") if _LOHA.parts[0].name in parts else _IN_FILES
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, SettingError
+from transfusion.files.selected_rows import CheckpointView, RowSelection
 from transfusion.model.model import Model
-from transfusion.transport.adapters.adapter import LABEL, Adapter
-from transfusion.transport.adapters.adapter_formulas import row_norms
-from transfusion.transport.adapters.adapter_kinds import TOKENS, WHOLE, WeightReference
-from transfusion.transport.adapters.adapter_targets import TensorSlice, as_matrix, share_of
-from transfusion.transport.adapters.adapter_tensor import AdapterTensor
+from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
+from transfusion.transport.adapters.adapter import LABEL, Adapter, PeftFiles
+from transfusion.transport.adapters.kinds import TOKENS, WHOLE, WeightReference, row_norms
+from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, share_of
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.norm_folding import fold_of, safe, scale_of
+from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
+from transfusion.transport.output_record import OutputRecord
 from transfusion.transport.task_vector import working
 
 _CACHED_STACKS = 16
@@ -228,3 +232,159 @@ def _norms(model: Model, spot: TensorSlice) -> Tensor:
     layout = model.architecture.tensors[spot.tensor]
     weight = working(model.read(spot.tensor))[spot.index(layout, model.architecture.sizes)]
     return row_norms(as_matrix(weight, layout))
+
+
+# ── outputs ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def adapter_output(
+    moved: MovedAdapter, *, dtype: torch.dtype | None = None, record: OutputRecord | None = None
+) -> Output:
+    """Return a moved adapter as an output: of the same kind and rank, for B."""
+    adapter, record = moved.adapter, record or OutputRecord()
+    stored, carried = adapter.checkpoint.tensors, moved.carried
+    tensors = {
+        factor.key: OutputTensor(
+            stored[factor.key].shape,
+            dtype or stored[factor.key].dtype,
+            partial(_whole, partial(moved.moved, factor)),
+            action=Action.CARRIED if factor.tensor in carried else Action.MOVED,
+            by_rows=False,
+        )
+        for factor in moved.factors
+    }
+    for key in adapter.kept(moved.base):  # those of another model, as they are
+        read = partial(_whole, partial(adapter.checkpoint.read_finite, key))
+        tensors[key] = OutputTensor(
+            stored[key].shape, stored[key].dtype, read, action=Action.KEPT, by_rows=False
+        )
+
+    def metadata() -> dict[str, Any]:
+        return {
+            **record.of((moved,), moved.base, moved.onto, moved.alignment),
+            "kind": "adapter",
+            "peft_type": adapter.kind.name,
+            **adapter.stated_format,
+            **adapter.converted,
+            "dtype": dtype and str(dtype).removeprefix("torch."),
+            "moved": len(moved.factors) - len(carried),
+            "carried": carried,
+            "fits_as_it_is": moved.fits_as_it_is(dtype),
+        }
+
+    return Output(
+        f"{adapter.label}, moved onto {moved.onto.label}",
+        moved.onto,
+        tensors,
+        config_for(moved.onto, adapter.config),
+        metadata,
+        record.texts,
+        recipe=partial(recipe_of, (moved,), moved.base, moved.onto, moved.alignment),
+        inputs=[adapter.checkpoint, moved.base.checkpoint, moved.onto.checkpoint],
+        adapter=adapter.files,
+        pi=moved.alignment if record.keeps_pi else None,
+        notes=adapter.notes(moved.base),
+        moved=moved,
+    )
+
+
+def lora_output(
+    label: str,
+    dense: Output,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    metadata: Callable[[], dict[str, Any]],
+    dtype: torch.dtype | None = None,
+) -> Output:
+    """Return a LoRA in place of a model's changed weights, by the keys of its file."""
+    made = {
+        key: OutputTensor(
+            tuple(one.shape),
+            dtype or torch.float32,
+            partial(_whole, partial(tensors.__getitem__, key)),
+            by_rows=False,
+        )
+        for key, one in tensors.items()
+    }
+    return Output(
+        label,
+        dense.onto,
+        made,
+        config_for(dense.onto, settings),
+        metadata,
+        dense.texts,
+        inputs=dense.inputs,
+        adapter=PeftFiles(),
+        pi=dense.pi,
+    )
+
+
+def config_for(onto: Model, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an adapter's configuration with B as its base: as the user named it, as PEFT does."""
+    reference, _, revision = onto.label.partition("@")
+    local = Path(onto.label).expanduser()
+    return {
+        **settings,
+        "base_model_name_or_path": str(local) if local.exists() else reference,
+        "revision": None if local.exists() else revision or None,
+    }
+
+
+def _whole(compute: Callable[[], Tensor], _: slice) -> Tensor:
+    return compute()
+
+
+# ── another vocabulary ──────────────────────────────────────────────────────────────────────────
+
+
+def adapter_in_vocabulary(adapter: Adapter, base: Model) -> Adapter:
+    """Return the adapter in the vocabulary that its base is read in; the digest stays.
+
+    Rows of tokens that the other vocabulary lacks are dropped, and new rows change nothing.
+    """
+    if (vocabulary := base.vocabulary) is None or base.original is None:
+        return adapter
+    selections = dict[str, RowSelection]()
+    for factor in adapter.factors(base.original):
+        if factor.part.reference is WeightReference.ROWS:
+            selections[factor.key] = _kept_tokens(adapter, factor, vocabulary)
+        for dim in factor.layout.dims_with(VOCABULARY):
+            _require_rows_apart(adapter, factor)
+            fill = 1.0 if factor.part.reference is WeightReference.ONE else 0.0
+            size = adapter.checkpoint.tensors[factor.key].shape[dim]
+            selections[factor.key] = vocabulary.selection(size, dim, fill)
+    config = {key: _in_rows_of(vocabulary, key, value) for key, value in adapter.config.items()}
+    checkpoint = CheckpointView.over(adapter.checkpoint, selections)
+    return replace(adapter, checkpoint=checkpoint, config=config, original=adapter)
+
+
+def _kept_tokens(adapter: Adapter, factor: AdapterTensor, vocabulary: VocabularyMap) -> RowSelection:
+    """Return the trained tokens that the other vocabulary has; refuse an adapter without any."""
+    tokens = adapter.settings(factor.module).tokens
+    kept = [place for place, token in enumerate(tokens) if vocabulary.row_of(token) is not None]
+    if not kept:
+        raise AdapterError(
+            f"{adapter.label}: {factor.key} has {len(tokens)} trained token(s), and B's vocabulary has none"
+            " of them",
+            hint="train these tokens anew on B",
+        )
+    return RowSelection(torch.tensor(kept))
+
+
+def _require_rows_apart(adapter: Adapter, factor: AdapterTensor) -> None:
+    """Refuse a factor whose value for one token depends on all tokens."""
+    if factor.part.name.startswith(adapter.kind.over_all_units):
+        raise AdapterError(
+            f"{adapter.label}: {factor.key} of a {adapter.kind.name} adapter depends on all tokens together,"
+            " and A and B have different ones",
+            hint="merge the adapter into its base, and move the merged model",
+        )
+
+
+def _in_rows_of(vocabulary: VocabularyMap, key: str, value: Any) -> Any:
+    """Return a setting with the ids of trained tokens in another vocabulary; other settings as they are."""
+    if key not in ("token_indices", "trainable_token_indices") or not value:
+        return value
+    if isinstance(value, Mapping):
+        return {name: _in_rows_of(vocabulary, key, tokens) for name, tokens in value.items()}
+    return [row for token in value if (row := vocabulary.row_of(int(token))) is not None]

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from transfusion.errors import AdapterError, SettingError, listing
-from transfusion.transport.adapters.adapter_formulas import lora_added
-from transfusion.transport.adapters.adapter_output import config_for
-from transfusion.transport.adapters.adapter_tensor import AdapterTensor
-from transfusion.transport.adapters.adapter_transport import MovedAdapter
-from transfusion.transport.adapters.module_settings import ModuleSettings, config_name
+from transfusion.transport.adapters.kinds import lora_added
+from transfusion.transport.adapters.move import MovedAdapter, config_for
+from transfusion.transport.adapters.settings import ModuleSettings, config_name
+from transfusion.transport.adapters.targets import AdapterTensor
 from transfusion.transport.merge_rules import MergeMethod, MergeRule, magnitude_histogram
 from transfusion.transport.output import Action, Output, OutputTensor
 from transfusion.transport.output_record import OutputRecord

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from transfusion.errors import AdapterError, listing
-from transfusion.transport.adapters.adapter_kinds import KINDS, WHOLE, AdapterKind, kind_of
-from transfusion.transport.adapters.module_settings import ModuleSettings, words
+from transfusion.transport.adapters.kinds import KINDS, WHOLE, AdapterKind, kind_of
+from transfusion.transport.adapters.settings import ModuleSettings, words
 
 if TYPE_CHECKING:
-    from transfusion.transport.adapters.adapter_tensor import AdapterTensor
+    from transfusion.transport.adapters.targets import AdapterTensor
+
 
 _MERGE = "merge the adapter into its base, and move the merged model"
 _AGAIN = "the adapter's file is damaged or incomplete; download or save it again"

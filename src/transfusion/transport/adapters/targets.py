@@ -1,4 +1,4 @@
-"""Where an adapter acts: a module's weight is a tensor of the table, a piece of one, or a member of a stack."""
+"""Where an adapter acts: on a tensor of the table, a piece of one, or a member of a stack."""
 
 from __future__ import annotations
 

@@ -12,12 +12,17 @@ from safetensors.torch import load_file, save_file
 
 from small_models import CASES, FIRST, finetuned, often
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.rotary_pairs import random_pair_rotations, rotary_pairs, rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.activations.axis_activations import AxisPiece
 from transfusion.matching.activations.head_matching import _head_scores, _HeadCovariances
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
+from transfusion.matching.solvers.rotary_pairs import (
+    random_pair_rotations,
+    rotary_pairs,
+    rotate_pairs,
+    split_pairs,
+)
 from transfusion.model.model import Model
 from transfusion.running.activation_store import OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference

@@ -151,7 +151,7 @@ class Alignment:
             maps[name] = replace(square, values=np.square(map_.values)) if map_.rotates else map_
         return replace(self, maps=maps)
 
-    @property
+    @cached_property
     def norms(self) -> frozenset[str]:
         """The norms of A whose scale and shift are moved with the tensors that read their output."""
         return frozenset(fold.norm for fold in self.folds.values())
@@ -394,28 +394,19 @@ class Alignment:
         """The number of axes whose units do not stay where they are."""
         return sum(not map_.is_identity() for map_ in self.maps.values())
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all maps."""
-        return sum(map_.nbytes for map_ in self.maps.values())
-
     def require_between(self, *, source: Model | None = None, target: Model | None = None) -> None:
         """Refuse an alignment that was made from or for other weights."""
-        require_between(self.provenance, source, target)
-
-
-def require_between(provenance: Provenance, source: Model | None, target: Model | None) -> None:
-    """Refuse models with other weights than those that an alignment was made from and for."""
-    for role, model, made_for, wanted in (
-        ("from", source, provenance.source, provenance.source_fingerprint),
-        ("for", target, provenance.target, provenance.target_fingerprint),
-    ):
-        if model is not None and model.fingerprint != wanted:
-            raise AlignmentError(
-                f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
-                f" {model.label} has other weights ({model.fingerprint[:12]}…)",
-                hint="align these two models first, or give the π that belongs to them",
-            )
+        made = self.provenance
+        for role, model, made_for, wanted in (
+            ("from", source, made.source, made.source_fingerprint),
+            ("for", target, made.target, made.target_fingerprint),
+        ):
+            if model is not None and model.fingerprint != wanted:
+                raise AlignmentError(
+                    f"this π was made {role} the weights of {made_for} ({wanted[:12]}…), but"
+                    f" {model.label} has other weights ({model.fingerprint[:12]}…)",
+                    hint="align these two models first, or give the π that belongs to them",
+                )
 
 
 def _swapped(vocabulary: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def measure_quality(inputs: Inputs, advice: Mapping[str, Any], bases: Bases) -> 
     pi, a, b = inputs.alignment, bases.a, bases.b
     if pi is None or a is None or b is None:
         return None
-    if not all(map_.permutes for map_ in pi.maps.values()):
+    if not pi.permutes:
         return None
     weights = WeightPair(a.under(pi.provenance.policy), b.under(pi.provenance.policy))
     spaces = weights.architecture.spaces

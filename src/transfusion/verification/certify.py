@@ -19,12 +19,12 @@ from torch import nn
 
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.provenance import Provenance
-from transfusion.alignment.rotary_pairs import random_pair_rotations
 from transfusion.architecture.architecture import Architecture, InnerPolicy, Policy, Residual
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.families import register_file
+from transfusion.matching.solvers.rotary_pairs import random_pair_rotations
 from transfusion.report.result_files import ResultFiles
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.vector_effects import vector_effects

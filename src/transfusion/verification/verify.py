@@ -174,7 +174,7 @@ def _bytes_by_unit(model: Model) -> int:
 
 def _reason(alignment: Alignment) -> str:
     metadata = alignment.provenance
-    if any(not map_.permutes for map_ in alignment.maps.values()):
+    if not alignment.permutes:
         return "this π mixes units, which is no symmetry; it moves task vectors, not models"
     if metadata.policy.heads is HeadPolicy.FLAT:
         return f"{metadata.method} permutes units across heads, which changes attention"

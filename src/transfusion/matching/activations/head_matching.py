@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.rotary_pairs import split_pairs
 from transfusion.architecture.layouts import Index
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
@@ -24,6 +23,7 @@ from transfusion.matching.activations.procrustes import (
 )
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign
+from transfusion.matching.solvers.rotary_pairs import split_pairs
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.alignment.rotary_pairs import rotate_pairs, split_pairs
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
 from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.matching.solvers.assignment import assign
 from transfusion.matching.solvers.polar import polar
+from transfusion.matching.solvers.rotary_pairs import rotate_pairs, split_pairs
 from transfusion.running.activation_store import EXACT, INPUT, OUTPUT
 
 SMALLEST = 1e-18

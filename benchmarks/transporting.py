@@ -36,7 +36,7 @@ from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
 from transfusion.files.publishing import write_json
-from transfusion.files.shard_writer import LazyTensor, write_shard
+from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
 
 SHARDS = 6

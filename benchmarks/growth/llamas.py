@@ -24,7 +24,7 @@ from transfusion.alignment.alignment import random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import move_tensor
 from transfusion.files.publishing import write_json
-from transfusion.files.shard_writer import LazyTensor, write_shard
+from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
 
 SHARD = 2**30

@@ -21,8 +21,8 @@ from making import written_by_us
 from small_models import CASES, finetuned
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import CheckpointError, OutputError
-from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.files.staging import StagingFolder, open_staging
+from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.runtime.resources import Resources
@@ -99,7 +99,7 @@ def test_a_file_is_flushed_while_it_is_written_and_an_error_of_the_disk_is_one_o
 ):
     import os
 
-    monkeypatch.setattr("transfusion.files.shard_writer._FLUSHED", 1000)
+    monkeypatch.setattr("transfusion.files.writing._FLUSHED", 1000)
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
     many = LazyTensor((100, 100), torch.float32, lambda: [lambda: torch.ones(1, 100)] * 100)
@@ -201,7 +201,7 @@ def test_an_output_that_lacks_a_tensor_does_not_appear(inputs, tmp_path, monkeyp
         kept = list(tensors)[1:] if path.name.startswith("model-00002") else list(tensors)
         return real(path, {name: tensors[name] for name in kept}, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("transfusion.files.model_writer.write_shard", forgetful)
+    monkeypatch.setattr("transfusion.files.writing.write_shard", forgetful)
     with pytest.raises(OutputError, match="would not hold every planned tensor exactly once"):
         prepared(inputs).save(tmp_path / "moved")
     assert not list(tmp_path.iterdir())
@@ -459,7 +459,7 @@ def test_no_space_left_is_named_and_finished_shards_are_kept(inputs, undisturbed
         return real(path, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr("transfusion.files.model_writer.write_shard", full)
+        patch.setattr("transfusion.files.writing.write_shard", full)
         with pytest.raises(OutputError, match="No space left on device") as caught:
             prepared(inputs).save(tmp_path / "moved")
     assert "resumes from" in str(caught.value.hint)

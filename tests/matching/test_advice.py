@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from small_models import often, transformers_model
 from transfusion.alignment.alignment import Alignment
-from transfusion.files import tensor_content
+from transfusion.files import tensor_files
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.matching.search import Search
@@ -171,7 +171,7 @@ def test_the_scores_of_the_identity_come_with_the_similarity_in_place(family, pa
     """To the last digit, from one reading of every tensor and a sample of its rows."""
     weights = WeightPair(*map(Model.open, pairs(family, "independent")))
     axes = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
-    monkeypatch.setattr(tensor_content.row_blocks, "__defaults__", (200,))
+    monkeypatch.setattr(tensor_files.row_blocks, "__defaults__", (200,))
     numbers: Counter[str] = Counter()
     read = WeightPair.read
 

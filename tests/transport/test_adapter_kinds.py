@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transfusion.alignment.maps import Map
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import AdapterError, SettingError
-from transfusion.files.tensor_content import row_blocks
+from transfusion.files.tensor_files import row_blocks
 from transfusion.matching.alignment_run import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference

@@ -22,7 +22,7 @@ from transfusion.alignment.provenance import Number, ProvenanceInfo
 from transfusion.architecture.layouts import parse, size_of
 from transfusion.errors import AlignmentError, LayoutError, listing
 from transfusion.files.publishing import publish_file
-from transfusion.files.shard_writer import LazyTensor, write_shard
+from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.runtime.untrusted_files import parse_json, validate
 
 FORMAT = 7

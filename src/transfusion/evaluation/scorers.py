@@ -19,7 +19,7 @@ from transfusion.errors import ArchitectureError, DataError, MismatchError, reas
 from transfusion.evaluation.classes import Classes
 from transfusion.evaluation.inputs import IGNORED, Batch, TextTokenizer, Tokens
 from transfusion.evaluation.task_heads import LinearTaskHead
-from transfusion.files.tensor_content import content
+from transfusion.files.tensor_files import content
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.probed_model import vocabulary
 from transfusion.running.probes.random_inputs import in_double, in_dtype, plain_experts, run_model

@@ -20,17 +20,21 @@ from torch import Tensor, nn
 from transfusion.errors import CheckpointError, listing
 from transfusion.files.held_tensors import HeldTensors
 from transfusion.files.references import PICKLES, resolve
-from transfusion.files.tensor_content import BLOCK, all_finite, content, row_blocks, tensor_digest
 from transfusion.files.tensor_files import (
+    BLOCK,
     FLOATS,
     SAFETENSORS_DTYPES,
     Rows,
     Stamp,
     TensorInfo,
+    all_finite,
+    content,
     headers,
     read_bytes,
     read_tensor,
+    row_blocks,
     stamp,
+    tensor_digest,
     unpickle,
 )
 from transfusion.files.weight_files import WEIGHTS, weights_in

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.tensor_content import row_blocks
-from transfusion.files.tensor_files import Rows
+from transfusion.files.tensor_files import Rows, row_blocks
 
 NOWHERE = -1
 """The number of a row that is not stored."""

@@ -10,8 +10,7 @@ from typing import TypeAlias
 from transfusion.errors import CheckpointError, listing
 from transfusion.files.lora_keys import is_lora
 from transfusion.files.references import PICKLES
-from transfusion.files.tensor_content import content, row_blocks
-from transfusion.files.tensor_files import TensorInfo, headers, read_stored
+from transfusion.files.tensor_files import TensorInfo, content, headers, read_stored, row_blocks
 from transfusion.runtime.untrusted_files import path_inside, read_json, require_closed, validate
 
 WEIGHTS = (

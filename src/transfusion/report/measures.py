@@ -18,7 +18,7 @@ from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import Architecture, HeadPolicy
 from transfusion.architecture.layouts import Layout, names_in
 from transfusion.errors import MismatchError, TransfusionError
-from transfusion.files.tensor_content import BLOCK, row_blocks
+from transfusion.files.tensor_files import BLOCK, row_blocks
 from transfusion.matching.advice import agreements
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 
 from transfusion.architecture.naming import block_of
-from transfusion.files.tensor_content import row_blocks
+from transfusion.files.tensor_files import row_blocks
 from transfusion.model.model import Model
 from transfusion.transport.alpha import Alpha
 

@@ -22,10 +22,16 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, MismatchError, OutputError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.held_tensors import HELD, LARGEST
-from transfusion.files.model_writer import Files, complete_model, output_shard_name, write_shards
-from transfusion.files.shard_writer import Block, LazyTensor
 from transfusion.files.staging import StagingFolder, TensorShape, open_staging
-from transfusion.files.tensor_content import BLOCK, all_finite, row_blocks
+from transfusion.files.tensor_files import BLOCK, all_finite, row_blocks
+from transfusion.files.writing import (
+    Block,
+    Files,
+    LazyTensor,
+    complete_model,
+    output_shard_name,
+    write_shards,
+)
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.running.building import module_of

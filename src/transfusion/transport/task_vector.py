@@ -10,8 +10,7 @@ from torch import Tensor
 
 from transfusion.architecture.layouts import Name
 from transfusion.errors import MismatchError, listing
-from transfusion.files.tensor_content import row_blocks
-from transfusion.files.tensor_files import Rows
+from transfusion.files.tensor_files import Rows, row_blocks
 from transfusion.files.tokenizer_files import tokens_in
 from transfusion.model.model import Model
 from transfusion.model.pair import require_rows_of

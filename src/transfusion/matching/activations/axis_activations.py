@@ -15,7 +15,7 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import move_tensor
 from transfusion.architecture.architecture import Policy
 from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
-from transfusion.files.tensor_content import row_blocks
+from transfusion.files.tensor_files import row_blocks
 from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.model.model import Model
 from transfusion.running.activation_store import (

@@ -13,8 +13,7 @@ from torch import Tensor
 from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import RowMover, move_tensor, moves_by_rows
 from transfusion.architecture.architecture import Architecture
-from transfusion.files.tensor_content import row_blocks
-from transfusion.files.tensor_files import Rows
+from transfusion.files.tensor_files import Rows, row_blocks
 from transfusion.matching.weights.sections import Section
 from transfusion.model.model import Model
 from transfusion.model.pair import shared_tensors

@@ -26,9 +26,9 @@ from transfusion.errors import AdapterError, CheckpointError, OutputError, listi
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.publishing import write_json, write_text
 from transfusion.files.references import resolve
-from transfusion.files.shard_writer import LazyTensor, write_shard
 from transfusion.files.staging import StagingFolder
 from transfusion.files.tensor_files import FLOATS, headers
+from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
 from transfusion.runtime.shareable_paths import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import read_json, require_closed

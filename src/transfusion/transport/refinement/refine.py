@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from transfusion import __version__
 from transfusion.architecture.naming import Naming
 from transfusion.errors import AdapterError, MismatchError, SettingError, listing
-from transfusion.files.tensor_content import tensor_digest
-from transfusion.files.tensor_files import as_dtype
+from transfusion.files.tensor_files import as_dtype, tensor_digest
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.runtime.optional_libraries import require_library

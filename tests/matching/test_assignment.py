@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 
 from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError
-from transfusion.matching.solvers import assignment, dual_prices, sparse_assignment
+from transfusion.matching.solvers import assignment, sparse_assignment
 from transfusion.matching.solvers.assignment import assign, solve
 from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
 
@@ -143,7 +143,7 @@ def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            started = dual_prices.first_prices(gain, 1.0)
+            started = sparse_assignment.first_prices(gain, 1.0)
             found.append((started.tobytes(), assign_among_candidates(gain)))
     finally:
         torch.set_num_threads(before)

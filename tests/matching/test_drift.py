@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.transport.test_adapter import train_adapter
 from transfusion.alignment.alignment import Alignment
+from transfusion.matching.advice import OUTSIDE, describe_drift
 from transfusion.matching.alignment_run import align
-from transfusion.matching.base_drift import OUTSIDE, describe_drift
 from transfusion.model.model import Model
 from transfusion.transport.adapters.drift import describe_adapter_drift
 from transfusion.transport.transport_run import transport

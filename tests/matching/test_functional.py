@@ -27,10 +27,10 @@ from transfusion.architecture.architecture import HeadPolicy
 from transfusion.architecture.table import Symmetry
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.families import all_families
-from transfusion.matching import functional_choice
+from transfusion.matching import functional
 from transfusion.matching.activations import correspondence, probed_pair
 from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.head_matching import _HeadCovariances
+from transfusion.matching.activations.heads_and_experts import _HeadCovariances
 from transfusion.matching.activations.prediction_quality import PredictionQuality
 from transfusion.matching.activations.procrustes import AxisSums, covariance, writing_rotation
 from transfusion.matching.alignment_run import align
@@ -649,8 +649,8 @@ def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plan
         found = correspondence.correspond(*given, **named)
         return replace(found, quality=quality(found.maps))
 
-    monkeypatch.setattr(functional_choice, "correspond", correspond)
-    monkeypatch.setattr(functional_choice, "prediction_qualities", lambda evidence, maps: quality(maps))
+    monkeypatch.setattr(functional, "correspond", correspond)
+    monkeypatch.setattr(functional, "prediction_qualities", lambda evidence, maps: quality(maps))
     pi = align(planted.a, planted.b, method=preset("auto").changed(probes=20, heads="matched"))
     assert pi.provenance.advice["chosen"] == chosen
     assert pi.maps == asked[["functional", "identity", "permutation"].index(chosen)]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from small_models import CASES, finetuned, often
 from transfusion.alignment.alignment import Alignment
-from transfusion.matching.activations import expert_matching
+from transfusion.matching.activations import heads_and_experts
 from transfusion.matching.alignment_run import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
@@ -53,7 +53,7 @@ def test_experts_and_their_neurons_are_found_again(case, residual, made, tmp_pat
     a = made(case)
     planted, b = shuffled(a, tmp_path / "b")
     pi = functional(a, b, residual)
-    assert planted.maps["layer.0.ffn"].rows == 5
+    assert planted.maps["layer.0.ffn"].blocks == 5
     for id in (f"layer.{i}.{axis}" for i in range(3) for axis in ("expert", "ffn")):
         assert pi.maps[id] == planted.maps[id]
 
@@ -113,9 +113,9 @@ def test_the_router_tells_experts_apart_where_neurons_do_not(tmp_path):
 
 
 def test_some_neurons_are_enough_to_tell_experts_apart(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(expert_matching, "COMPARED", 10)
+    monkeypatch.setattr(heads_and_experts, "COMPARED", 10)
     monkeypatch.setattr(
-        expert_matching, "_router_agreement", lambda stack, given: torch.zeros(5, 5, dtype=torch.float64)
+        heads_and_experts, "_router_agreement", lambda stack, given: torch.zeros(5, 5, dtype=torch.float64)
     )
     a = made("mixtral")
     assert Model.open(a).architecture.sizes["layer.0.ffn"] > 8

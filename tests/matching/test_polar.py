@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.head_matching import nuclear_norms
+from transfusion.matching.activations.heads_and_experts import nuclear_norms
 from transfusion.matching.activations.procrustes import AxisSums, normalise_units, spans, unit
 from transfusion.matching.solvers import polar as module
 from transfusion.matching.solvers.polar import (

@@ -17,7 +17,7 @@ from transfusion.architecture.architecture import Policy
 from transfusion.errors import ArchitectureError, SettingError
 from transfusion.matching.activations import axis_activations
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.matching.activations.head_matching import match_heads
+from transfusion.matching.activations.heads_and_experts import match_heads
 from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.activations.procrustes import solve_axis
 from transfusion.matching.methods import FunctionalOptions, preset

@@ -25,7 +25,7 @@ def show_align(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
 
 def _show(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
     """Print the verdict, then what moved; the objective only with details."""
-    from transfusion.matching.base_drift import describe_drift
+    from transfusion.matching.advice import describe_drift
     from transfusion.runtime.run_record import COMMAND
 
     metadata = pi.provenance

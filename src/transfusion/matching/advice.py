@@ -1,4 +1,4 @@
-"""Advice: whether to align two models at all.
+"""Advice: whether to align two models at all, and how far B moved from A if it descends from it.
 
 Three objectives are compared. A high objective of the identity means that B descends from A: the task vector
 is added as it is. The objective of the search is compared with a null: the same search on a B whose units
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import RowMover
+from transfusion.architecture.naming import block_of
 from transfusion.files.tensor_files import Rows
 from transfusion.matching.blocks import blocks
 from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial
@@ -225,3 +226,40 @@ def _conclude(
         )
         instead = f"transport with {'--refine' if permuted_only else '--method auto --refine'}"
     return Advice(verdict, text, instead, identity, found, share, dict(margins))
+
+
+OUTSIDE = "outside the blocks"
+"""The name of everything that belongs to no block, such as embeddings."""
+
+
+def base_drift(weights: WeightPair, maps: Mapping[str, Map], engine: Engine) -> dict[str, float]:
+    """Return |B − π(A)| / |A| for every block."""
+    moving = {id: map_ for id, map_ in maps.items() if not map_.is_identity()}
+    items = [(name, weights.beside(name, moving)) for name in weights.tensors]
+    blocks: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for (name, _), sizes in zip(items, engine.map(partial(_distance, weights), items), strict=True):
+        block = blocks[block_of(name) or OUTSIDE]
+        block[0], block[1] = block[0] + sizes[0], block[1] + sizes[1]
+    return {name: relative(moved, of_a) for name, (moved, of_a) in blocks.items()}
+
+
+def _distance(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float]:
+    return weights.distance(*item)
+
+
+def relative(change: float, whole: float) -> float:
+    """Return the size of a change relative to that of the whole, from the squares of both."""
+    return round((change / whole) ** 0.5, 6) if whole else 0.0
+
+
+def describe_drift(drift: Mapping[str, float]) -> str:
+    """Return in one sentence how far B's weights are from A's."""
+    blocks = {name: moved for name, moved in drift.items() if name != OUTSIDE} or dict(drift)
+    most = max(blocks, key=blocks.__getitem__)
+    least, largest = min(blocks.values()), blocks[most]
+    if largest == 0:
+        return "B's blocks are exactly A's"
+    first, last = f"{least:.1%}", f"{largest:.1%}"
+    if first == last:
+        return f"B's weights differ from A's by {last}" + " in every block" * (len(blocks) > 1)
+    return f"B's weights differ from A's by {first} to {last}, most in {most}"

@@ -1,8 +1,7 @@
-"""Matching: from two models to an alignment.
+"""Align: from two models to an alignment.
 
-`blocks` says which axes are solved together and how, `search` in which order and how often, `objective`
-keeps the objective, `advice` says whether to align at all, and `functional_choice` compares activations.
-The evidence is in the folders `weights` and `activations`.
+Settings, the opened pair, the method, then its evidence: weights, for a search (`search`), or activations
+(`functional`, `other_shapes`). `advice` says whether to align at all.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from transfusion.architecture.architecture import Policy
 from transfusion.errors import SettingError
 from transfusion.files.publishing import require_writable
 from transfusion.matching.activations.probed_pair import running_within_memory
-from transfusion.matching.advice import Advice, Verdict, advise
-from transfusion.matching.base_drift import base_drift
+from transfusion.matching.advice import Advice, Verdict, advise, base_drift
 from transfusion.matching.blocks import block_bytes, blocks
-from transfusion.matching.functional_choice import align_auto, align_functional, require_rotatable
+from transfusion.matching.functional import align_auto, align_functional, require_rotatable
 from transfusion.matching.methods import FusionOptions, Method, MovesKind
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.other_shapes import align_shapes, count_axes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transfusion.alignment.maps import Map
 from transfusion.architecture.table import Symmetry
@@ -15,8 +16,8 @@ from transfusion.matching.methods import HeadScore, Method
 from transfusion.matching.solvers.assignment import assign, best_totals, solve
 from transfusion.matching.weights.gains import NUMBERS, Gains
 from transfusion.matching.weights.sections import Section
-from transfusion.matching.weights.spectral_distance import spectral_distance
 from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.threads import Threads
 
 LARGEST_NESTED = 8192
 """The most units within all elements of a parent for which every pair of elements is scored."""
@@ -215,3 +216,24 @@ def block_bytes(weights: WeightPair, block: Block) -> int:
             by_rows = section.plain and not isinstance(block, SpectralBlock)
             read = max(read, min(whole, NUMBERS) if by_rows else whole)
     return weights.itemsize * (2 * gains + COPIES * read)
+
+
+def spectral_distance(weights: WeightPair, sections: Iterable[Section], workers: Threads) -> Tensor:
+    """Return the distance of singular values between each unit of B and each of A, summed over tensors."""
+    tasks = [(section, side) for section in sections for side in ("b", "a")]
+    values = workers.each(lambda task: _values(weights, *task), tasks)
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return torch.stack([torch.cdist(of_b, of_a) for of_b, of_a in pairs]).sum(0)
+
+
+def _values(weights: WeightPair, section: Section, side: str) -> Tensor:
+    return singular_values(section.blocks(weights.read(side, section.tensor)))
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """Return the singular values of a batch of matrices, largest first, by the smaller Gram matrix."""
+    matrices = matrices.double()
+    if matrices.shape[1] > matrices.shape[2]:
+        matrices = matrices.transpose(1, 2)
+    squares: Tensor = torch.linalg.eigvalsh(matrices @ matrices.transpose(1, 2))
+    return squares.clamp(min=0).sqrt().flip(-1)

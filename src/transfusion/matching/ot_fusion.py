@@ -3,24 +3,34 @@
 After Imfeld et al., "Transformer Fusion with Optimal Transport" (ICLR 2024). The axes are solved once, in the
 order of the forward pass. The cost of an axis is the distance between the features of B's units and A's, with
 all earlier axes already mapped; the cheapest transport of A's units to B's is the axis's plan. Where a branch
-returns to the residual stream, the plans of the branch and of the stream are combined.
+returns to the residual stream, the plans of the branch and of the stream are combined. Features are incoming
+weights, or activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
+from transfusion.alignment.moves import move_dim, move_tensor
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.matching.activations.raw_activations import RawActivations
+from transfusion.architecture.layouts import Layout
+from transfusion.architecture.table import Symmetry
+from transfusion.errors import SettingError
 from transfusion.matching.methods import EvidenceKind, FusionOptions, StreamJoin
-from transfusion.matching.solvers.transport_plans import hard_plan, soft_plan
-from transfusion.matching.weights.incoming_weights import IncomingWeights
+from transfusion.matching.solvers.assignment import assign
+from transfusion.matching.weights.sections import unfold
 from transfusion.model.model import Model
+from transfusion.model.pair import shared_tensors
+from transfusion.running.activations import ModuleRecord, record_outputs
+from transfusion.running.live_model import LiveModel
 from transfusion.runtime.devices import require_device
 
 
@@ -117,3 +127,186 @@ def _share(first: Tensor, second: Tensor) -> Tensor:
     first, second = first.double(), second.double()
     total = first + second
     return torch.where(total > 0, first / total.clamp(min=torch.finfo(torch.float64).tiny), 0.5)
+
+
+class IncomingWeights:
+    """The incoming weights of two models of one architecture."""
+
+    def __init__(self, a: Model, b: Model, *, dtype: torch.dtype, device: str) -> None:
+        self.a, self.b, self.dtype, self.device = a, b, dtype, device
+        self.architecture = a.architecture
+        self.tensors = {name: a.architecture.tensors[name] for name in shared_tensors(a, b)}
+
+    def features(self, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None:
+        """Return B's units and A's as vectors, (rows, size, features), with A's other axes moved by ``maps``.
+
+        The tensors that produce the axis count, with their biases. Tensors whose other axes have no map yet
+        are left out if there are others; if no tensor produces the axis, all count.
+        """
+        places = self._places(id, maps)
+        if not places:
+            return None
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for name, dim in places:
+            layout = self.tensors[name]
+            ours += unfold(self._read(self.b, name), layout, id, dim, self.architecture)
+            theirs += unfold(self._moved(name, dim, id, maps), layout, id, dim, self.architecture)
+        return torch.cat(ours, dim=2), torch.cat(theirs, dim=2)
+
+    def _read(self, model: Model, name: str) -> Tensor:
+        return model.read(name).to(device=self.device, dtype=self.dtype)
+
+    def _moved(self, name: str, dim: int, id: str, maps: Mapping[str, Map]) -> Tensor:
+        """Return a tensor of A with all axes moved, except the axis in question in its dimension."""
+        layout, tensor = self.tensors[name], self._read(self.a, name)
+        others = {other: map_ for other, map_ in maps.items() if other != id}
+        for at in range(len(layout.items)):
+            here = others if at == dim else maps
+            tensor = move_dim(tensor, at, layout, here, self.architecture.sizes, self.architecture.parents)
+        return tensor
+
+    def _places(self, id: str, found: Container[str]) -> list[tuple[str, int]]:
+        """Return the tensors and dimensions by which units are compared: the best kind that exists."""
+        everywhere = list(self._occurrences(id))
+        matrices = [(name, dim) for name, dim in everywhere if len(self.tensors[name].items) > 1]
+        producing = [(name, dim) for name, dim in matrices if dim in self.tensors[name].outputs]
+        kinds = (
+            [place for place in producing if self._is_mapped(id, place[0], found)],
+            [place for place in matrices if self._is_mapped(id, place[0], found)],
+            producing,
+            matrices,
+        )
+        best = next((places for places in kinds if places), everywhere)
+        return [*best, *self._biases(best)] if best is kinds[0] else best
+
+    def _occurrences(self, id: str) -> Iterator[tuple[str, int]]:
+        for name in self.architecture.occurrences[id]:
+            if layout := self.tensors.get(name):
+                yield from ((name, dim) for dim in layout.dims_with(id))
+
+    def _is_mapped(self, id: str, name: str, found: Container[str]) -> bool:
+        """Return whether every other axis of a tensor has a map, or needs none."""
+        return all(
+            other == id or other in found or self.architecture.spaces[other].group is not Symmetry.PERMUTATION
+            for other in self.tensors[name].names()
+        )
+
+    def _biases(self, places: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        """Yield the biases of weights; their dimensions are the outputs of the weights."""
+        for name, dim in places:
+            bias = f"{name.removesuffix('weight')}bias"
+            if name.endswith("weight") and bias in self.tensors:
+                yield bias, dim - self.tensors[name].outputs.start
+
+
+class RawActivations:
+    """The outputs of the modules of A and B, over several draws of random inputs."""
+
+    def __init__(
+        self, a: Model, b: Model, *, dtype: torch.dtype, device: str, draws: int = 4, batch: int = 8
+    ) -> None:
+        self.architecture = a.architecture
+        self._a, self._b = (_record(model, draws, batch, dtype, device) for model in (a, b))
+
+    def features(self, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None:
+        """Return B's units and A's as vectors, (rows, size, samples): the outputs of every module that
+        produces the axis, or else of those that hand it on; None where no module's output has it.
+
+        A's activations stay in A's order, whatever was found before; only ancestors of the axis are moved.
+        """
+        first_a, first_b = self._a[0].outputs, self._b[0].outputs
+        having = [name for name in first_b if name in first_a and id in first_b[name][0].names()]
+        producing = [name for name in having if self.architecture.tensors[f"{name}.weight"].arrow]
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        others = {other: map_ for other, map_ in maps.items() if other != id}
+        for name in producing or having:
+            for of_a, of_b in zip(self._a, self._b, strict=True):
+                ours += self._unfolded(of_b.outputs[name], id, {})
+                theirs += self._unfolded(of_a.outputs[name], id, others)
+        return (torch.cat(ours, dim=2), torch.cat(theirs, dim=2)) if ours else None
+
+    def stream(self, cut: Shortcut) -> Tensor | None:
+        """Return the norm of each unit of B's stream where a shortcut begins."""
+        values = [record.streams[cut.entry] for record in self._b if cut.entry in record.streams]
+        if not values or values[0].shape[-1] != self.architecture.sizes[cut.source]:
+            return None
+        samples = torch.cat([value.flatten(0, -2) for value in values])
+        return samples.square().sum(dim=0).sqrt()
+
+    def _unfolded(self, output: tuple[Layout, Tensor], id: str, maps: Mapping[str, Map]) -> list[Tensor]:
+        layout, value = output
+        value = move_tensor(value, layout, maps, self.architecture.sizes, self.architecture.parents)
+        return [
+            piece
+            for dim in layout.dims_with(id)
+            for piece in unfold(value, layout, id, dim, self.architecture)
+        ]
+
+
+def _record(model: Model, draws: int, batch: int, dtype: torch.dtype, device: str) -> list[ModuleRecord]:
+    """Run a model on some draws of random inputs."""
+    live, records = LiveModel.of(model), list[ModuleRecord]()
+    for seed in range(draws):
+        with record_outputs(live) as record:
+            live.drawn(model, batch=batch, seed=seed).outputs()
+        outputs = {
+            name: (layout, value.to(device, dtype)) for name, (layout, value) in record.outputs.items()
+        }
+        streams = {name: value.to(device, dtype) for name, value in record.streams.items()}
+        records.append(ModuleRecord(outputs, streams))
+    return records
+
+
+SOFTEST, HARDEST = 100.0, 0.01
+_ROUNDS = 500
+_PRECISION = 1e-6
+
+
+def hard_plan(cost: Tensor) -> Map:
+    """Return the cheapest permutation for each row of a cost of shape (rows, size in B, size in A)."""
+    return assign(-cost)
+
+
+def soft_plan(cost: Tensor, regularisation: float) -> Map:
+    """Return the entropically regularised plan for each row of a cost of that shape.
+
+    The regularisation is in standard deviations of the row's costs, so that one value means the same in every
+    layer: at 1 similar units mix freely, at 0.01 hardly any do.
+    """
+    if not HARDEST <= regularisation <= SOFTEST:
+        raise SettingError(
+            f"regularisation = {regularisation}: not between {HARDEST:g} and {SOFTEST:g}",
+            hint="for less regularisation, use hard plans",
+        )
+    return Map.plan(np.stack([_sinkhorn(one, regularisation) for one in cost.cpu().double().numpy()]))
+
+
+def _sinkhorn(cost: NDArray[np.float64], regularisation: float) -> NDArray[np.float64]:
+    """Return a plan whose rows sum to 1 exactly, and whose columns do up to the rounds.
+
+    Subtracting the least cost of every row and column changes no plan, and keeps the kernel from vanishing.
+    """
+    size, spread = len(cost), float(cost.std())
+    if spread == 0:
+        return np.full((size, size), 1 / size)
+    cost = cost - cost.min(axis=1, keepdims=True)
+    cost = cost - cost.min(axis=0, keepdims=True)
+    weights = np.full(size, 1 / size)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # about convergence: rows are normalised below
+        import ot
+
+        plan = ot.sinkhorn(
+            weights,
+            weights,
+            cost,
+            regularisation * spread,
+            method="sinkhorn_stabilized",
+            numItermax=_ROUNDS,
+            stopThr=_PRECISION,
+            warn=False,
+        )
+    result: NDArray[np.float64] = plan / plan.sum(axis=1, keepdims=True)
+    return result

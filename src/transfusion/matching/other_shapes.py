@@ -22,9 +22,9 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.part_pairs import BlockPath, PartPair, part_pairs
 from transfusion.alignment.provenance import Provenance
 from transfusion.errors import AlignmentError, MismatchError, UselessResultError
+from transfusion.matching.activations.axis_activations import RecordedModel
 from transfusion.matching.activations.prediction_quality import PredictionQuality, mean_quality
 from transfusion.matching.activations.procrustes import norm_ratio
-from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.rectangular import (
     AxisEvidence,

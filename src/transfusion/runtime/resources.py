@@ -88,7 +88,7 @@ class Resources:
         if self.shared:
             yield
         else:
-            from transfusion.runtime.ray_cluster import joined_cluster
+            from transfusion.runtime.ray_engine import joined_cluster
 
             with joined_cluster(self.address, self.jobs):
                 yield

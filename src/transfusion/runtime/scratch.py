@@ -1,11 +1,16 @@
-"""Scratch memory: large temporary tensors that a thread reuses instead of allocating new pages."""
+"""Scratch memory that a thread reuses instead of new pages, and temporary folders for large files."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -63,3 +68,28 @@ def _set_malloc(options: dict[int, int]) -> None:
         if mallopt is not None:
             for option, value in options.items():
                 mallopt(option, value)
+
+
+IN_MEMORY = Path("/dev/shm")
+"""A file system in memory, on Linux."""
+SPARE = 4
+"""The files may take this part of the free memory at the most: one in so many."""
+
+
+@contextmanager
+def scratch_folder(nbytes: int, *, on_disk: bool) -> Iterator[Path]:
+    """Within the block there is a folder for files of about ``nbytes``.
+
+    ``on_disk`` keeps them out of memory, in the folder that TMPDIR names: where memory is limited, and where
+    workers in other processes or on other machines read them.
+    """
+    place = IN_MEMORY if not on_disk and _fits(nbytes) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
+def _fits(nbytes: int) -> bool:
+    if "TMPDIR" in os.environ or not os.access(IN_MEMORY, os.W_OK):
+        return False
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return SPARE * nbytes < free and nbytes < shutil.disk_usage(IN_MEMORY).free

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
@@ -83,35 +83,6 @@ class Threads:
         if self._within:
             return self._with_idle_threads(self._pool, do, items)
         return list(self._pool.map(do, items))
-
-    def as_ready(
-        self,
-        do: Callable[[_Item], _Result],
-        ready: Callable[[int], list[_Item]],
-        done: Callable[[list[tuple[_Item, _Result]]], None],
-    ) -> None:
-        """Run tasks as they become ready, until none is ready and none runs.
-
-        ``ready`` is asked for at most so many tasks, ``done`` is told the results of those that have ended.
-        Both are called on this thread.
-        """
-        if self._pool is None or self._within:
-            while items := ready(1):
-                done([(item, do(item)) for item in items])
-            return
-        running: dict[Future[_Result], _Item] = {}
-        try:
-            while True:
-                for item in ready(self.count - len(running)):
-                    running[self._pool.submit(do, item)] = item
-                if not running:
-                    return
-                ended = wait(running, return_when=FIRST_COMPLETED).done
-                done([(running.pop(future), future.result()) for future in ended])
-        finally:
-            for future in running:
-                future.cancel()
-            wait(running)
 
     def stream(self, tasks: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
         """Yield the results of tasks in their order, with only a few tasks ahead of the consumer."""

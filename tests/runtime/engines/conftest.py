@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from transfusion.runtime import ray_cluster, ray_engine
+from transfusion.runtime import ray_engine
 from transfusion.runtime.engines import open_engine
 
 AMPLE = 3600.0
@@ -26,15 +26,15 @@ def ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_engine, "PATIENCE", AMPLE)
         patch.setenv("RAY_AUTH_MODE", "disabled")  # two that start at once would mix up their tokens
-        ray = ray_cluster.require_ray()
+        ray = ray_engine.require_ray()
         path = os.pathsep.join(filter(None, sys.path))  # workers import what these tests define
         with pytest.MonkeyPatch.context() as often:
-            often.setattr(ray_cluster, "ATTEMPTS", 20)
-            ray_cluster.start(
+            often.setattr(ray_engine, "ATTEMPTS", 20)
+            ray_engine.start(
                 ray,
                 num_cpus=4,
                 log_to_driver=False,
-                object_store_memory=ray_cluster.STORE // 4,
+                object_store_memory=ray_engine.STORE // 4,
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
                 _system_config=SETTINGS,
             )

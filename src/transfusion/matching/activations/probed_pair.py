@@ -30,7 +30,7 @@ from transfusion.running.probes.probed_model import ProbedModel, Probes
 from transfusion.running.running import WHOLE, HowToRun
 from transfusion.running.streaming import unit_sizes
 from transfusion.runtime.resources import LIBRARY, Resources
-from transfusion.runtime.scratch_folder import scratch_folder
+from transfusion.runtime.scratch import scratch_folder
 
 MATRICES = 44
 """Bytes for every entry of an axis's square matrix: the covariance, and four matrices in float64 with one in

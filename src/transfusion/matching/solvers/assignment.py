@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transfusion.alignment.maps import Map
-from transfusion.matching.solvers.dual_prices import blocks
-from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
+from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates, blocks
 from transfusion.runtime.scratch import scratch
 
 LARGE, HUGE = 4096, 12288

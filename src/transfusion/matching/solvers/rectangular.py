@@ -15,9 +15,9 @@ from torch import Tensor
 from transfusion.alignment.maps import Map
 from transfusion.architecture.layouts import Item, names_in
 from transfusion.architecture.table import Symmetry
+from transfusion.matching.activations.axis_activations import RecordedModel
 from transfusion.matching.activations.prediction_quality import PredictionQuality, predicted, shuffled
 from transfusion.matching.activations.procrustes import mean_ratio, norm_ratio, normalise_units, unit
-from transfusion.matching.activations.recorded_model import RecordedModel
 from transfusion.matching.solvers.rotary_pairs import rotary_pairs
 from transfusion.running.activation_store import INPUT, OUTPUT, comparable
 

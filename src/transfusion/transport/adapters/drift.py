@@ -21,7 +21,7 @@ from transfusion.architecture.layouts import Layout
 from transfusion.architecture.naming import block_of
 from transfusion.errors import AdapterError
 from transfusion.files.tensor_files import row_blocks
-from transfusion.matching.base_drift import OUTSIDE, describe_drift, relative
+from transfusion.matching.advice import OUTSIDE, describe_drift, relative
 from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
 from transfusion.runtime.progress import phase
 from transfusion.runtime.threads import Threads

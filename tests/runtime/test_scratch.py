@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transfusion.runtime import scratch_folder as module
-from transfusion.runtime.scratch_folder import scratch_folder
+from transfusion.runtime import scratch as module
+from transfusion.runtime.scratch import scratch_folder
 
 
 def place_of(nbytes: int, on_disk: bool) -> Path:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from transfusion.architecture.expressions import Expression, Functions
 from transfusion.architecture.layouts import parse
@@ -136,6 +136,14 @@ class Statement:
     @property
     def words(self) -> list[str]:
         return self.parts["words"].split()
+
+    def constants(self) -> dict[str, Any]:
+        """The values of ``NAME = VALUE, …``."""
+
+        def unknown(name: str) -> Any:
+            _refuse(self.place, f"{name} is not a value: write a number, True or False")
+
+        return {key: value.value(unknown, {}) for key, value in self.assigned.items()}
 
     def expressions(self) -> Iterator[Expression]:
         """Every expression in it, and in its block."""
@@ -282,3 +290,15 @@ def _given(found: re.Match[str]) -> dict[str, str]:
 
 def _refuse(place: str, reason: str) -> NoReturn:
     raise ArchitectureError(f"{place}: {reason}", hint="docs/your-own.md describes the text of a family")
+
+
+def with_word(statements: Iterable[Statement], word: str) -> list[Statement]:
+    """Return the statements that begin with a word."""
+    return [one for one in statements if one.word == word]
+
+
+def everything(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Yield statements and those in their blocks, without those about parts."""
+    for one in statements:
+        yield one
+        yield from everything(one.block if one.word != "part" else ())

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from transfusion.architecture.expressions import Functions
 from transfusion.architecture.family_library import Library
@@ -85,10 +86,12 @@ def known_keys(name: str) -> frozenset[str]:
     return library()[0].keys[name]
 
 
-def __getattr__(name: str) -> frozenset[str]:
-    if name == "HARMLESS":  # in drafts of earlier releases
-        return known_keys("harmless")
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name):  # drafts of earlier releases import HARMLESS
+        if name == "HARMLESS":
+            return known_keys("harmless")
+        raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def read_families(text: str, file: str, functions: Functions | None = None) -> tuple[Family, ...]:

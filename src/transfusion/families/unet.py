@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
-from transfusion.architecture.family_library import placed_below
 from transfusion.architecture.naming import depth
 from transfusion.architecture.table import Axis, Config, Shapes, Stack, Table, fixed
+from transfusion.architecture.table_builder import placed_below
 from transfusion.errors import ArchitectureError
 from transfusion.families.functions import needs_config
 

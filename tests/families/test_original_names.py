@@ -11,8 +11,7 @@ from torch import Tensor
 
 from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
 from small_models import finetuned, often
-from transfusion.architecture.naming import depth, without_part
-from transfusion.architecture.original_names import OriginalNames, split_rows
+from transfusion.architecture.naming import OriginalNames, depth, split_rows, without_part
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families, functions, unet
 from transfusion.matching.alignment_run import align

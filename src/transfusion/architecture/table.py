@@ -194,7 +194,7 @@ class Family:
     keeps whole; ``ours#{}[1]`` is the part 1 of that member, if it is in parts of one size, too."""
     original: str = ""
     """The names in the files that a model's authors distribute, where these differ from the library's:
-    see `original_names`."""
+    see `naming`."""
     tied_scale: bool = False
     """Whether a model with tied embeddings also scales what its head reads, so that untying changes more."""
     positions_after_padding: bool = False

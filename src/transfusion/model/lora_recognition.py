@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from transfusion.architecture.original_names import OriginalNames
+from transfusion.architecture.naming import OriginalNames
 from transfusion.architecture.table import Family
 from transfusion.families import all_families
 from transfusion.files.lora_keys import DENOISER, LoraKey

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transfusion.architecture.original_names import PREFIXES, OriginalNames, split_rows, without_prefix
+from transfusion.architecture.naming import PREFIXES, OriginalNames, split_rows, without_prefix
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families
 from transfusion.files.checkpoint import CONFIGS, Checkpoint, PartT

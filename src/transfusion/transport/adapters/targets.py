@@ -12,8 +12,7 @@ from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, names_in, size_of
-from transfusion.architecture.naming import Naming, without_part
-from transfusion.architecture.original_names import OriginalNames
+from transfusion.architecture.naming import Naming, OriginalNames, without_part
 from transfusion.errors import AdapterError, listing
 from transfusion.files.lora_keys import LoraKey
 from transfusion.model.lora_recognition import Shapes, fitting_models

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.adapters.drift import strength_alpha
 from transfusion.transport.transport_run import transport

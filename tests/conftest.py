@@ -81,7 +81,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
     """A, and B made from A by a random exact move of every free axis: ``shuffled("vit")``."""
-    from transfusion.matching.alignment_run import align
+    from transfusion.matching.align import align
     from transfusion.transport.apply import apply
 
     done: dict[str, tuple[Path, Path]] = {}
@@ -99,7 +99,7 @@ def shuffled(made, tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
 @pytest.fixture(scope="session")
 def aligned() -> Callable[..., Alignment]:
     """π between two folders, found once and without advice, for those who only use it: ``aligned(a, b)``."""
-    from transfusion.matching.alignment_run import align
+    from transfusion.matching.align import align
 
     return cache(lambda a, b, **choices: align(a, b, advice=False, **choices))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transfusion.evaluation.evaluate import evaluate
     from transfusion.evaluation.fewshot import fewshot
     from transfusion.evaluation.sweep import sweep
-    from transfusion.matching.alignment_run import align
+    from transfusion.matching.align import align
     from transfusion.model.model import Model
     from transfusion.report.inspect import inspect
     from transfusion.report.page import report
@@ -55,7 +55,7 @@ _HOMES = {
     "Model": "model.model",
     "Resources": "runtime.resources",
     "TransfusionError": "errors",
-    "align": "matching.alignment_run",
+    "align": "matching.align",
     "apply": "transport.apply",
     "barrier": "evaluation.barrier",
     "evaluate": "evaluation.evaluate",

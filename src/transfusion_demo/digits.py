@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.evaluation.barrier import barrier
 from transfusion.files.publishing import write_json
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.apply import apply
 from transfusion.verification.verify import verify

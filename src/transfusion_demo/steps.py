@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.files.publishing import write_json
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.runtime.progress import Advance, Progress, phase
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transport.transport_run import transport

@@ -18,7 +18,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.alignment.pi_file import is_alignment
 from transfusion.errors import AlignmentError, CheckpointError, MismatchError, OutputError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 
 

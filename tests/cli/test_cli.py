@@ -212,7 +212,7 @@ def test_a_failed_verification_exits_with_3_and_names_the_module(cli, made, tmp_
     import numpy as np
 
     from tests.verification.test_verification import with_map
-    from transfusion.matching.alignment_run import align
+    from transfusion.matching.align import align
 
     a = made("llama")
     pi = with_map(align(a, a, method="random", residual="tied"), "layer.1.qk", np.arange(8)[::-1])
@@ -235,7 +235,7 @@ def test_apply_under_untied_is_refused(cli, made, tmp_path):
 
 def test_an_existing_output_is_refused_before_any_work(cli, made, tmp_path, monkeypatch):
     (tmp_path / "pi").write_text("mine")
-    monkeypatch.setattr("transfusion.matching.alignment_run._align", None)
+    monkeypatch.setattr("transfusion.matching.align._align", None)
     code, _, err = cli("align", made("vit"), made("vit"), "-o", tmp_path / "pi")
     assert code == 1
     assert "exists already" in err

@@ -44,7 +44,7 @@ def test_a_transport_by_a_given_pi_imports_no_search(made, aligned, tmp_path):
     tuned = finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
     bases = ("--base", made("vit", 1), "--onto", made("vit", 2))
     found = run("transport", tuned, *bases, "--via", pi, "-o", tmp_path / "moved", "-q")
-    search = {"transfusion.matching.alignment_run", "transfusion.transport.refinement.refine_transport"}
+    search = {"transfusion.matching.align", "transfusion.transport.refinement.refine_transport"}
     assert not set(found["modules"]) & {*_LATER, *search}
     assert found["collecting"]
     assert found["frozen"] > 100_000  # the libraries

@@ -23,7 +23,7 @@ from transfusion.evaluation.fewshot import fewshot
 from transfusion.evaluation.settings import alphas
 from transfusion.evaluation.sweep import sweep
 from transfusion.evaluation.task import EvaluationData
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.transport_run import transport
 from wording import put_tokenizer

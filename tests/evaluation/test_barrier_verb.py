@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from transfusion.evaluation.barrier import Shortcuts
 from transfusion.evaluation.settings import SHORTCUTS
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 
 
 @pytest.fixture(scope="module")

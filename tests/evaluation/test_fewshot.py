@@ -27,7 +27,7 @@ from transfusion.evaluation.fewshot import (
 )
 from transfusion.evaluation.line import Lines
 from transfusion.evaluation.task import EvaluationData
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.alpha import Alpha

@@ -14,7 +14,7 @@ from transfusion.data.dataset import Dataset
 from transfusion.errors import AlignmentError, ArchitectureError, MismatchError, SettingError
 from transfusion.evaluation.barrier import Shortcuts, one_barrier
 from transfusion.evaluation.scorers import PredictionKind
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.probes.random_inputs import random_inputs, run_model

@@ -13,7 +13,7 @@ from transfusion.errors import MismatchError, SettingError
 from transfusion.evaluation.line import Lines
 from transfusion.evaluation.sweep import ALPHAS, SweepCurve, TaskAndSupport, asked_alphas, point_of, sweep
 from transfusion.evaluation.task import EvaluationData
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.live_model import LiveModel

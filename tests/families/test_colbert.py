@@ -13,7 +13,7 @@ from cases.encoders import MODERNBERT
 from cases.first import BERT
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.transport_run import transport

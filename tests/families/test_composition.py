@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.random_inputs import run_model

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_models import CASES, finetuned
 from transfusion.errors import AlignmentError, ArchitectureError, CheckpointError
 from transfusion.files.references import resolve
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply

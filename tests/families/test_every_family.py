@@ -16,7 +16,7 @@ from torch import nn
 from small_models import CASES, FIRST, OFTEN, finetuned, often
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import in_dtype, run_model

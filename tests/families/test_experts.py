@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from small_models import CASES, finetuned, often
 from transfusion.errors import AdapterError, ArchitectureError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.adapters.folded import FoldedAdapter

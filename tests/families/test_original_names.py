@@ -14,7 +14,7 @@ from small_models import finetuned, often
 from transfusion.architecture.naming import OriginalNames, depth, split_rows, without_part
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families, functions, unet
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply

@@ -19,7 +19,7 @@ from transfusion.data.dataset import Dataset
 from transfusion.errors import AdapterError
 from transfusion.evaluation.sweep import sweep
 from transfusion.families import all_families
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import random_inputs, run_model
@@ -304,7 +304,7 @@ def seeing(made, tmp_path):
 def test_a_task_that_a_type_has_no_class_for_is_refused_early(settings, seeing, monkeypatch):
     a, b, adapter = seeing
     info(adapter, **settings)
-    monkeypatch.setattr("transfusion.matching.alignment_run.align", lambda *_, **__: pytest.fail("aligned"))
+    monkeypatch.setattr("transfusion.matching.align.align", lambda *_, **__: pytest.fail("aligned"))
     message = r"was trained for .*, and a model of type 'vit' has no such class: classifier.bias, classifier"
     with pytest.raises(AdapterError, match=message):
         transport(adapter, base=a, onto=b, full=True)

@@ -353,7 +353,7 @@ def test_half_a_character_in_json_is_refused():
 
 @pytest.fixture(scope="module")
 def pi(shuffled, tmp_path_factory) -> Path:
-    from transfusion.matching.alignment_run import align
+    from transfusion.matching.align import align
 
     a, b = shuffled("vit")
     return align(a, b, method="guarded").save(tmp_path_factory.mktemp("pi") / "pi")

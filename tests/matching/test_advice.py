@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from small_models import often, transformers_model
 from transfusion.alignment.alignment import Alignment
 from transfusion.files import tensor_files
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.matching.search import Search
 from transfusion.matching.weights.similarity_in_place import _judge, similarity_in_place

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.transport.test_adapter import train_adapter
 from transfusion.alignment.alignment import Alignment
 from transfusion.matching.advice import OUTSIDE, describe_drift
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.transport.adapters.drift import describe_adapter_drift
 from transfusion.transport.transport_run import transport

@@ -33,7 +33,7 @@ from transfusion.matching.activations.axis_activations import AxisPiece
 from transfusion.matching.activations.heads_and_experts import _HeadCovariances
 from transfusion.matching.activations.prediction_quality import PredictionQuality
 from transfusion.matching.activations.procrustes import AxisSums, covariance, writing_rotation
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
 from transfusion.matching.solvers.polar import polar
 from transfusion.model.model import Model

@@ -15,7 +15,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.table import Symmetry
 from transfusion.matching.activations.axis_activations import AxisPiece
 from transfusion.matching.activations.heads_and_experts import _head_scores, _HeadCovariances
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.matching.solvers.rotary_pairs import (
     random_pair_rotations,

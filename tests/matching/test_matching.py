@@ -8,7 +8,7 @@ import torch
 from small_models import PRINCIPAL, often
 from transfusion.architecture.architecture import Policy, Residual
 from transfusion.errors import MismatchError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
 from transfusion.transport.apply import apply

@@ -22,7 +22,7 @@ from transfusion.alignment.moves import move_tensor
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.errors import AlignmentError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import METHODS, EvidenceKind, FusionOptions, StreamJoin
 from transfusion.matching.ot_fusion import RawActivations, distances, fuse, hard_plan, join, soft_plan
 from transfusion.model.model import Model

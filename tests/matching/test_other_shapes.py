@@ -27,7 +27,7 @@ from transfusion.errors import (
     UselessResultError,
 )
 from transfusion.matching import other_shapes
-from transfusion.matching.alignment_run import plan_align
+from transfusion.matching.align import plan_align
 from transfusion.matching.methods import preset
 from transfusion.matching.other_shapes import divided_path
 from transfusion.matching.solvers.rectangular import isometry, monotone_path, nearest_frequencies

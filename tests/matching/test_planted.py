@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from small_models import CASES, FIRST, OFTEN, Case, finetuned, often, transformers_model
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply

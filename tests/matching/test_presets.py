@@ -14,7 +14,7 @@ from tests.transport.test_adapter import train_adapter
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
 from transfusion.errors import SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import (
     DEFAULT,
     METHODS,

@@ -20,7 +20,7 @@ from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Residual
 from transfusion.errors import SettingError
 from transfusion.matching import search as search_module
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.blocks import Evidence, NestedBlock, Proposal, SpectralBlock, blocks
 from transfusion.matching.methods import Acceptance, BlockOrder, HeadScore, SearchStart, preset
 from transfusion.matching.search import Search

@@ -21,7 +21,7 @@ from cases.vision import timm_vit
 from making import Case, case
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AlignmentError, DataError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.running.activation_store import EXACT
 from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport

@@ -8,7 +8,7 @@ import torch
 
 from textbook import Textbook
 from transfusion.alignment.maps import Map
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 
 HEADS, LAYERS = 4, 3
 SMALL = {"hidden_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}

@@ -16,7 +16,7 @@ from tests.files.test_staging import in_shards
 from transfusion.errors import AlignmentError
 from transfusion.files.checkpoint import SPAN_BYTES, SPANS, Checkpoint
 from transfusion.files.tensor_files import TensorReader
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.runtime.resources import Resources
 from transfusion.transport.transport_run import transport

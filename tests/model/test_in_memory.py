@@ -16,7 +16,7 @@ from small_models import CASES, FIRST, OFTEN, PRINCIPAL, VIT, often, transformer
 from transfusion.data.dataset import Dataset
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError
 from transfusion.files.checkpoint import CONFIGS, Checkpoint
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.in_memory import configuration
 from transfusion.model.model import Model
 from transfusion.running.building import build, module_of

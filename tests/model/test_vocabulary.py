@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from small_models import CASES, finetuned
 from transfusion.errors import MismatchError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.transport.transport_run import merge, transport
 
 CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert-pretraining": "BertForPreTraining"}

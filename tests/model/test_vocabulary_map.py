@@ -15,7 +15,7 @@ from small_models import CASES, finetuned
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, AlignmentError, DataError, MismatchError, SettingError
 from transfusion.evaluation.barrier import one_barrier
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair

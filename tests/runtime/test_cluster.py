@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 
 RAY = Path(sys.executable).with_name("ray")
 pytestmark = [

@@ -17,7 +17,7 @@ from transfusion.alignment.maps import Map
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import AdapterError, SettingError
 from transfusion.files.tensor_files import row_blocks
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.random_inputs import random_inputs, run_model

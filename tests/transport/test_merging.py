@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from small_models import CASES, finetuned
 from transfusion.errors import AdapterError, MismatchError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.transport.transport_run import merge, transport
 

@@ -15,7 +15,7 @@ from deepening import deepened
 from making import written_by_us
 from small_models import CASES, PRINCIPAL, finetuned, often
 from transfusion.errors import AlignmentError, MismatchError, OutputError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.runtime.progress import Progress

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transfusion import families
 from transfusion.cli import main
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport

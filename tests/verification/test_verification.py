@@ -11,7 +11,7 @@ from small_models import PRINCIPAL
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError, ArchitectureError, LibraryError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.resources import LIBRARY, PROGRAM, Resources

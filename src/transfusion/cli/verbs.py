@@ -66,7 +66,7 @@ ALIGN = Verb(
     "Find how the units of A correspond to those of B, and write it as a file of π.",
     show_align,
     console=("dry_run", "as_json", "quiet", "verbose"),
-    dry="transfusion.matching.alignment_run",
+    dry="transfusion.matching.align",
     written=True,
 )
 APPLY = Verb(

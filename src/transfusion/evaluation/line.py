@@ -22,7 +22,7 @@ from transfusion.architecture.table import Family
 from transfusion.evaluation.evaluate import hold, named_base, names_adapter
 from transfusion.evaluation.settings import LineSettings
 from transfusion.evaluation.task import EvaluationData
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
 from transfusion.model.vocabulary_map import VOCABULARY

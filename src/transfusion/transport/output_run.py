@@ -108,7 +108,7 @@ class OutputRun:
         return self.prepare(plan)
 
     def _align(self) -> Alignment:
-        from transfusion.matching.alignment_run import align
+        from transfusion.matching.align import align
 
         found = align(
             self.pair.a,
@@ -241,7 +241,7 @@ def _refuse_unknown(aligning: Mapping[str, Any]) -> None:
     """Refuse what `align` does not take, before any model is read."""
     if not aligning:
         return
-    from transfusion.matching.alignment_run import align
+    from transfusion.matching.align import align
 
     for name in aligning:
         if name in Resources.__dataclass_fields__:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import CheckpointError, MismatchError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import Method
 from transfusion.model.model import Model
 from transfusion.runtime.progress import SILENT, Progress, followed

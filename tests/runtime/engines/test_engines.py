@@ -17,7 +17,7 @@ import torch
 from small_models import PRINCIPAL, often
 from transfusion.alignment.alignment import random_maps
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair

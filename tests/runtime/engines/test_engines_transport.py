@@ -19,7 +19,7 @@ from tests.transport.test_merging import lora
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.errors import SettingError
-from transfusion.matching.alignment_run import align
+from transfusion.matching.align import align
 from transfusion.runtime.byte_sizes import parse_bytes
 from transfusion.runtime.engines import LocalEngine
 from transfusion.runtime.resources import PROGRAM, WORKER, Resources

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 import transfusion
-from transfusion.running.probes.synthetic_texts import corpus
+from transfusion.running.probes.texts import corpus
 from transfusion.runtime.optional_libraries import install_hint
 
 try:

@@ -58,7 +58,7 @@ def trained_tokenizer(size: int) -> object:
     """A byte-level tokenizer of the bundled corpus, with so many tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from transfusion.running.probes.synthetic_texts import corpus
+    from transfusion.running.probes.texts import corpus
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

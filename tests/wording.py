@@ -13,7 +13,7 @@ from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.probes import synthetic_probes
 from transfusion.running.probes.probed_model import ProbedModel, Probes
-from transfusion.running.probes.synthetic_texts import corpus
+from transfusion.running.probes.texts import corpus
 
 WORDS = 300
 """How many tokens the tokenizer of these tests knows."""

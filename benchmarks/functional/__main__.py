@@ -32,8 +32,8 @@ from functional.models import SUBJECTS
 from transfusion.alignment.alignment import Alignment
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
-from transfusion.running.meta_models import skeleton
-from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.running.building import skeleton
+from transfusion.running.probes.pairs import enough_probes, tokens_of_a_probe
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.byte_sizes import format_bytes, parse_bytes
 

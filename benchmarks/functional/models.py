@@ -16,7 +16,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from growth.llamas import SIZES, pair
-from transfusion.running.probes.synthetic_texts import corpus
+from transfusion.running.probes.texts import corpus
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transfusion.evaluation.scorers import PredictionKind
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.building import build
-from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.running.probes.inputs import random_inputs, run_model
 
 
 def examples(folder, count: int = 12) -> Dataset:

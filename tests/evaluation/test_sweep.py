@@ -17,7 +17,7 @@ from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.live_model import LiveModel
-from transfusion.running.probes.random_inputs import random_inputs
+from transfusion.running.probes.inputs import random_inputs
 from transfusion.transport.transport_run import transport
 
 

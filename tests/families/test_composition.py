@@ -14,7 +14,7 @@ from transfusion.families import all_families
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.running.probes.random_inputs import run_model
+from transfusion.running.probes.inputs import run_model
 from transfusion.transport.apply import apply
 from transfusion.verification.certify import certify
 

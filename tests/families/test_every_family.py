@@ -19,7 +19,7 @@ from transfusion.errors import AdapterError
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.running.probes.random_inputs import in_dtype, run_model
+from transfusion.running.probes.inputs import in_dtype, run_model
 from transfusion.transport.adapters.settings import WRAPPED
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Output

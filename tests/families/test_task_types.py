@@ -22,7 +22,7 @@ from transfusion.families import all_families
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.adapters.classes import CLASSES, class_for
 from transfusion.transport.transport_run import merge, transport
 

@@ -17,8 +17,8 @@ from transfusion import families
 from transfusion.errors import ArchitectureError, CheckpointError
 from transfusion.families import register_file
 from transfusion.model.model import Model
+from transfusion.running.building import class_of_transformers
 from transfusion.running.live_model import LiveModel
-from transfusion.running.model_classes import class_of_transformers
 from transfusion.verification.drafting.propose import propose, propose_for
 
 CODE = '__import__("pathlib").Path("CANARY").touch()'

@@ -24,7 +24,7 @@ from transfusion.errors import (
 from transfusion.files.checkpoint import CONFIGS
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import gather_pieces
-from transfusion.running.probes.random_inputs import random_inputs
+from transfusion.running.probes.inputs import random_inputs
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.settings import ModulePatterns, ModuleSettings

@@ -85,7 +85,7 @@ def test_auto_keeps_the_relative_strength_of_an_adapter_whose_models_are_too_lar
     """B's block 1 is one and a half times as large as A's."""
     base, lora = adapter
     larger = changed(base, tmp_path / "b", lambda name, value: value * (1.5 if ".layers.1." in name else 1))
-    monkeypatch.setattr("transfusion.running.running.device_memory", lambda device: 1000)
+    monkeypatch.setattr("transfusion.running.live_model.device_memory", lambda device: 1000)
     moved = transport(lora, base=base, onto=larger, method="naive", alpha="auto", output=tmp_path / "moved")
     assert "in float32, and there are 1.0 kB" in moved.metadata()["output_shift"]["not_tried"]
     assert moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)

@@ -38,7 +38,7 @@ from transfusion.matching.methods import METHODS, FunctionalOptions, Method, Mlp
 from transfusion.matching.solvers.polar import polar
 from transfusion.model.model import Model
 from transfusion.running import live_model, running
-from transfusion.running.activation_store import GRADIENT, HELD_OUT, OUTPUT
+from transfusion.running.activations import GRADIENT, HELD_OUT, OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.probed_model import Probes
 from transfusion.runtime import optional_libraries

@@ -24,7 +24,7 @@ from transfusion.matching.solvers.rotary_pairs import (
     split_pairs,
 )
 from transfusion.model.model import Model
-from transfusion.running.activation_store import OUTPUT
+from transfusion.running.activations import OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport

@@ -34,9 +34,8 @@ from transfusion.matching.solvers.rectangular import isometry, monotone_path, ne
 from transfusion.model.model import Model
 from transfusion.model.part_roles import tensor_parts
 from transfusion.running.live_model import LiveModel
-from transfusion.running.probes.random_inputs import run_model
-from transfusion.running.probes.synthetic_texts import corpus
-from transfusion.running.probes.text_encoders import TextEncoder
+from transfusion.running.probes.inputs import run_model
+from transfusion.running.probes.texts import TextEncoder, corpus
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.refinement import inputs as refinement_inputs

@@ -22,7 +22,7 @@ from making import Case, case
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AlignmentError, DataError
 from transfusion.matching.align import align
-from transfusion.running.activation_store import EXACT
+from transfusion.running.activations import EXACT
 from transfusion.transport.apply import apply
 from transfusion.transport.transport_run import transport
 from transfusion.verification.verify import predict

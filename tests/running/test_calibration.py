@@ -19,9 +19,9 @@ from making import case
 from small_models import CASES
 from transfusion.errors import DataError, LibraryError
 from transfusion.running.probes import calibration_probes
+from transfusion.running.probes.inputs import run_model
 from transfusion.running.probes.probed_model import Probes
-from transfusion.running.probes.random_inputs import run_model
-from transfusion.running.probes.synthetic_texts import corpus
+from transfusion.running.probes.texts import corpus
 from wording import BERT_WORDS, CLS, PAD, SEP, joined, put_tokenizer, subject_of
 
 LINES = [text.replace("\n", " ") for name in ("news.txt", "stories.txt") for text in corpus()[name]]

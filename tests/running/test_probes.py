@@ -15,23 +15,22 @@ from making import case
 from small_models import BERT, CASES, FIRST, GPT2, OFTEN, VIT, Case, often
 from transfusion.model.model import Model
 from transfusion.running.building import build
-from transfusion.running.lockstep import run_side_by_side
 from transfusion.running.probes import synthetic_probes
-from transfusion.running.probes.generated_texts import (
+from transfusion.running.probes.audio import coloured_noise, log_mel
+from transfusion.running.probes.audio import synthetic_audio as sounds
+from transfusion.running.probes.images import normalisation, overlapping_shapes, patch_grid, smooth_noise
+from transfusion.running.probes.inputs import run_model
+from transfusion.running.probes.pairs import enough_probes, tokens_of_a_probe
+from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
+from transfusion.running.probes.texts import (
     TOGETHER,
     WORDPIECE,
+    corpus,
     frequent_tokens,
     generate_texts,
     ordinary_tokens,
 )
-from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
-from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
-from transfusion.running.probes.random_inputs import run_model
-from transfusion.running.probes.shapes import overlapping_shapes
-from transfusion.running.probes.synthetic_audio import coloured_noise, log_mel
-from transfusion.running.probes.synthetic_audio import synthetic_audio as sounds
-from transfusion.running.probes.synthetic_images import normalisation, patch_grid, smooth_noise
-from transfusion.running.probes.synthetic_texts import corpus
+from transfusion.running.streaming import run_side_by_side
 from wording import (
     BERT_WORDS,
     CLS,
@@ -411,7 +410,7 @@ def test_timm_and_open_clip_tell_it_in_their_own_words(made):
 def test_patches_are_cut_as_the_library_cuts_them(made):
     from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches
 
-    from transfusion.running.probes.synthetic_images import image_inputs, size
+    from transfusion.running.probes.images import image_inputs, size
 
     subject = subject_of(made("siglip2-vision"))
     image = torch.randn(1, *size(subject))

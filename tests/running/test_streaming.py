@@ -22,11 +22,9 @@ from transfusion.matching.activations.probed_pair import run_on_probes
 from transfusion.matching.activations.procrustes import solve_axis
 from transfusion.matching.methods import FunctionalOptions, preset
 from transfusion.model.model import Model
-from transfusion.running.live_model import LiveModel
-from transfusion.running.lockstep import run_side_by_side
-from transfusion.running.probes.random_inputs import random_inputs, run_model
-from transfusion.running.running import HowToRun
-from transfusion.running.streaming import stream
+from transfusion.running.live_model import HowToRun, LiveModel
+from transfusion.running.probes.inputs import random_inputs, run_model
+from transfusion.running.streaming import run_side_by_side, stream
 from transfusion.runtime.resources import PROGRAM, Resources
 from transfusion.transport.transport_plan import TransportPlan
 from transfusion.verification.verify import compare

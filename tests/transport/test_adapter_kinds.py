@@ -20,7 +20,7 @@ from transfusion.files.tensor_files import row_blocks
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.adapters import adapter as adapter_module
 from transfusion.transport.adapters import drift as adapter_drift_module
 from transfusion.transport.adapters.drift import adapter_drift

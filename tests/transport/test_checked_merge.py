@@ -13,8 +13,8 @@ from tests.transport.test_adapter import train_adapter
 from transfusion import align, merge
 from transfusion.errors import UselessResultError
 from transfusion.model.pair import Pair
+from transfusion.running.live_model import RunningModel
 from transfusion.running.probes.probed_model import Probes
-from transfusion.running.running import RunningModel
 from transfusion.transport.checked_merge import merged_search
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output_shift import FARTHEST, SAME, AlphaSearch, OutputShift

@@ -27,7 +27,7 @@ from transfusion.errors import (
 )
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.running.probes.random_inputs import random_inputs, run_model
+from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.output import Output
 from transfusion.transport.rerun import rerun
 from transfusion.transport.transport_run import merge, transport

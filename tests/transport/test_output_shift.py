@@ -15,7 +15,7 @@ from transfusion import align, predict, transport
 from transfusion.errors import AlignmentError, SettingError
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
-from transfusion.running.running import RunningModel
+from transfusion.running.live_model import RunningModel
 from transfusion.runtime.resources import Resources
 from transfusion.transport.balanced_alpha import balanced_alpha
 from transfusion.transport.output_shift import AlphaSearch, OutputShift

@@ -18,8 +18,8 @@ from transfusion.errors import MismatchError, SettingError, UselessResultError
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
 from transfusion.running.building import build
-from transfusion.running.probes.corruptions import corrupted_images, recombined_texts
-from transfusion.running.probes.gradient_inputs import REACH, adversarial, invert, roughness
+from transfusion.running.probes.images import corrupted_images, recombined_texts
+from transfusion.running.probes.pairs import REACH, adversarial, invert, roughness
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources

@@ -20,7 +20,7 @@ from transfusion.errors import ArchitectureError, VerificationError
 from transfusion.families import all_families, register_file
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.running.probes.random_inputs import random_inputs
+from transfusion.running.probes.inputs import random_inputs
 from transfusion.verification.certify import certify
 from transfusion.verification.drafting.probe_model import drawn
 from transfusion.verification.drafting.propose import propose, propose_for

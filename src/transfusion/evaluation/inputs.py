@@ -15,9 +15,9 @@ from transfusion.data.dataset import Dataset
 from transfusion.data.examples import ImageFile
 from transfusion.errors import DataError, reason_of
 from transfusion.files.tokenizer_files import VOCABULARIES
+from transfusion.running.probes.images import fitted, image_inputs, normalised, size
 from transfusion.running.probes.probed_model import ProbedModel
-from transfusion.running.probes.synthetic_images import fitted, image_inputs, normalised, size
-from transfusion.running.probes.tokenizers import Tokenizer, tokenizer_of
+from transfusion.running.probes.texts import Tokenizer, tokenizer_of
 from transfusion.runtime.optional_libraries import require_library
 
 IGNORED = -100

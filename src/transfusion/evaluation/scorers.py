@@ -21,8 +21,8 @@ from transfusion.evaluation.inputs import IGNORED, Batch, TextTokenizer, Tokens
 from transfusion.evaluation.task_heads import LinearTaskHead
 from transfusion.files.tensor_files import content
 from transfusion.running.live_model import LiveModel
+from transfusion.running.probes.inputs import in_double, in_dtype, plain_experts, run_model
 from transfusion.running.probes.probed_model import vocabulary
-from transfusion.running.probes.random_inputs import in_double, in_dtype, plain_experts, run_model
 
 IMAGE, TEXT = "image", "text"
 _METHODS = {

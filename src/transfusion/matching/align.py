@@ -33,7 +33,7 @@ from transfusion.matching.settings import AlignSettings
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model, input_files
 from transfusion.model.pair import Pair
-from transfusion.running.running import HowToRun
+from transfusion.running.live_model import HowToRun
 from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.devices import as_precision
 from transfusion.runtime.engines import Engine

@@ -32,7 +32,7 @@ from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.search import Step
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.running.running import HowToRun
+from transfusion.running.live_model import HowToRun
 from transfusion.runtime.engines import Engine
 
 CLEARLY = 0.02

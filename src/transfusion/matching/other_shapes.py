@@ -35,12 +35,11 @@ from transfusion.matching.solvers.rectangular import (
 )
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, place_of, tensor_parts
-from transfusion.running.activation_recorder import record_activations
-from transfusion.running.activation_store import INPUT, OUTPUT
+from transfusion.running.activations import INPUT, OUTPUT, record_activations
 from transfusion.running.building import build
-from transfusion.running.probes.paired_probes import paired_probes
+from transfusion.running.live_model import RunningModel
+from transfusion.running.probes.pairs import paired_probes
 from transfusion.running.probes.probed_model import ProbedModel
-from transfusion.running.running import RunningModel
 
 EXPERT = "expert"
 """The axis of experts, in all tables."""

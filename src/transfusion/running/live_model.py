@@ -6,13 +6,15 @@ families come from their tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import Architecture
@@ -23,9 +25,12 @@ from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
 from transfusion.running.building import build, module_of
-from transfusion.running.probes.random_inputs import in_dtype, random_inputs, run_model
-from transfusion.running.streaming import StreamedModule, stream
+from transfusion.running.probes.inputs import in_dtype, plain_experts, random_inputs, run_model
+from transfusion.running.streaming import StreamedModule, run_side_by_side, stream, without_cache
+from transfusion.runtime.byte_sizes import format_bytes
+from transfusion.runtime.devices import device_memory
 from transfusion.runtime.optional_libraries import require_library
+from transfusion.runtime.resources import Resources
 
 __all__ = [
     "LiveModel",
@@ -246,3 +251,163 @@ def last_dimension(id: str, ndim: int) -> Layout:
 def largest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """The largest absolute difference between two sets of outputs."""
     return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+# ── How models are run on probes: whole or unit by unit, on how many threads, on … ──────────────────
+
+
+@dataclass(frozen=True)
+class RunningModel:
+    """A module that can be run, whole or unit by unit."""
+
+    module: nn.Module
+    family: Family
+    workers: int = 1
+    device: str = "cpu"
+    streamed: StreamedModule | None = None
+
+    def outputs(self, inputs: Mapping[str, Tensor], *, gradients: bool = False) -> dict[str, Tensor]:
+        """Run the module on one batch."""
+        given = {name: one.to(self.device) for name, one in inputs.items()}
+        return run_model(self.module, self.family, given, double=False, gradients=gradients)
+
+    def each(self, run: Callable[[int], None], count: int) -> None:
+        """Call ``run(number)`` for every number below ``count``, some at a time.
+
+        Streamed weights are loaded once for all of them.
+        """
+        with plain_experts(self.module):
+            run_side_by_side(run, count, self.workers, self.streamed)
+
+
+@dataclass(frozen=True)
+class HowToRun:
+    """How models are run on probes."""
+
+    workers: int = 1
+    """How many batches run side by side."""
+    device: str = "cpu"
+    limit: int | None = None
+    """Bytes of memory. With a limit, the weights of one unit at a time are in memory, not the whole model."""
+    shared: bool = True
+    """Whether all who look at the activations are in this process."""
+    note: Callable[[str], None] = lambda text: None
+    """Told if a model cannot be run unit by unit, and is run whole."""
+
+    @classmethod
+    def within(cls, resources: Resources) -> HowToRun:
+        """Return how models are run with these resources."""
+        workers = resources.jobs or torch.get_num_threads()
+        return cls(workers, resources.device, resources.memory)
+
+    @property
+    def by_unit(self) -> bool:
+        return self.limit is not None
+
+    def require_room(self, model: Model, copies: int = 1) -> None:
+        """Refuse to run a whole model of which so many copies, in float32, exceed the memory."""
+        needed = copies * torch.float32.itemsize * model.checkpoint.parameters
+        room = device_memory(torch.device(self.device))
+        if not self.by_unit and needed > room:
+            raise ArchitectureError(
+                f"{model.label}: running it takes {format_bytes(needed)} in float32, and there are"
+                f" {format_bytes(room)}",
+                hint="with a limit, such as `memory` of half of that, models run block by block",
+            )
+
+    @contextmanager
+    def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
+        """Within the block, the model can be run in float32.
+
+        ``read`` returns other values than the model's own by canonical name.
+        """
+        if not self.by_unit:
+            self.require_room(model)
+            module = nn.Module.to(without_cache(build(model, torch.float32)), self.device)
+            yield RunningModel(module, model.family, self.workers, self.device)
+            return
+        try:
+            streamed = stream(model, torch.float32, self.device, read)
+        except ArchitectureError as error:
+            whole = torch.float32.itemsize * model.checkpoint.parameters
+            if read is not None or (self.limit is not None and whole > self.limit):
+                raise
+            self.note(f"note: the model runs whole, in {format_bytes(whole)}: {error.message}")
+            with replace(self, limit=None).opened(model) as running:
+                yield running
+            return
+        with streamed.loading():
+            yield RunningModel(streamed.module, model.family, self.workers, self.device, streamed)
+
+
+WHOLE = HowToRun()
+"""Whole models, one batch at a time."""
+
+
+# ── How the vectors of a module act: which of them multiply activations, and whic… ──────────────────
+
+
+def vector_effects(module: nn.Module, run: Callable[[], object]) -> dict[str, float]:
+    """Return how far each vector that ``run`` uses is from being added; zero means added."""
+    watch = _VectorWatch()
+    vectors = [(name, one) for name, one in module.named_parameters() if one.ndim == 1]
+    held = [parameter.data for _, parameter in vectors]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # one operation that hides what its biases do
+        for name, parameter in vectors:
+            parameter.data = parameter.data.clone()  # in a storage of its own, so that views are recognised
+            watch.follow(parameter, name)
+        with watch:
+            run()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for (_, parameter), data in zip(vectors, held, strict=True):
+            parameter.data = data
+    return watch.effects
+
+
+class _VectorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows vectors, and tensors made of one vector alone, to the first operation with another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.effects: dict[str, float] = {}
+        self._vector_at: dict[int, str] = {}
+        self._alive: list[Tensor] = []
+        """Keeps the followed storages, so that no other tensor gets their addresses."""
+
+    def follow(self, tensor: Tensor, name: str) -> None:
+        self._vector_at[_address(tensor)] = name
+        self._alive.append(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {"args": args, "kwargs": kwargs or {}}
+        owners = {self._vector_at.get(_address(one)) for one in tree_leaves(given) if isinstance(one, Tensor)}
+        if len(owners) > 1:
+            for name in owners:
+                if name is not None and name not in self.effects:
+                    self.effects[name] = self._effect(func, given, name)
+        output = func(*args, **given["kwargs"])
+        if len(owners) == 1 and (name := owners.pop()) is not None:
+            for one in tree_leaves(output):
+                if isinstance(one, Tensor) and _address(one) not in self._vector_at:
+                    self.follow(one, name)
+        return output
+
+    def _effect(self, func: Any, given: Mapping[str, Any], name: str) -> float:
+        def output(rise: float) -> Tensor:
+            def copied(tensor: Tensor) -> Tensor:
+                is_vector = self._vector_at.get(_address(tensor)) == name
+                return tensor + rise if is_vector else tensor.clone()
+
+            copy = tree_map_only(Tensor, copied, given)
+            first: Tensor = tree_leaves(func(*copy["args"], **copy["kwargs"]))[0]
+            return first
+
+        rise = output(1.0) - output(0.0)
+        return float(torch.minimum(rise.abs(), (rise - 1).abs()).max())
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

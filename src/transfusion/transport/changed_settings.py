@@ -14,7 +14,7 @@ from transfusion.architecture.config_schema import settings_of
 from transfusion.errors import MismatchError, listing
 from transfusion.model.model import Model
 from transfusion.model.pair import is_bookkeeping
-from transfusion.running.model_classes import with_defaults
+from transfusion.running.building import with_defaults
 from transfusion.transport.task_vector_sources import TaskVectorSource
 
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta")

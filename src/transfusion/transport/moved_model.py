@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
-from transfusion.running.building import build
-from transfusion.running.meta_models import skeleton
-from transfusion.running.running import HowToRun, RunningModel
+from transfusion.running.building import build, skeleton
+from transfusion.running.live_model import HowToRun, RunningModel
 
 
 class MovedModel(ABC):

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
-from transfusion.running.meta_models import skeleton
+from transfusion.running.building import skeleton
+from transfusion.running.live_model import WHOLE, HowToRun, RunningModel
 from transfusion.running.probes import calibration_probes, synthetic_probes
-from transfusion.running.probes.input_translation import InputTranslation, SameInputs
+from transfusion.running.probes.pairs import InputTranslation, SameInputs
 from transfusion.running.probes.probed_model import Probes
-from transfusion.running.running import WHOLE, HowToRun, RunningModel
 from transfusion.runtime.progress import phase
 from transfusion.transport.moved_model import MovedModel, StreamedMove, WholeMove
 from transfusion.transport.runnable_finetune import RunnableFinetune

@@ -25,11 +25,10 @@ from transfusion.model.model import Model, Reference, untied_config
 from transfusion.model.pair import Pair, differing_shape, require_rows_of
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import build
-from transfusion.running.live_model import expected_outputs, last_dimension
-from transfusion.running.probes.input_translation import InputTranslation, SameInputs, input_translation
+from transfusion.running.live_model import HowToRun, expected_outputs, last_dimension
+from transfusion.running.probes.inputs import logits_name
+from transfusion.running.probes.pairs import InputTranslation, SameInputs, input_translation
 from transfusion.running.probes.probed_model import ProbedModel
-from transfusion.running.probes.random_inputs import logits_name
-from transfusion.running.running import HowToRun
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.drift import adapter_drift, strength_alpha
 from transfusion.transport.adapters.folded import FoldedAdapter

@@ -26,8 +26,7 @@ from transfusion.errors import ArchitectureError
 from transfusion.families import register_file
 from transfusion.matching.solvers.rotary_pairs import random_pair_rotations
 from transfusion.report.result_files import ResultFiles
-from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.running.vector_effects import vector_effects
+from transfusion.running.live_model import LiveModel, largest_difference, vector_effects
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.untrusted_files import read_json

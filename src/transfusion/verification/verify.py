@@ -29,9 +29,8 @@ from transfusion.model.model import Model, Reference
 from transfusion.model.pair import ConfigArgument, Pair, open_model
 from transfusion.report.result_files import ResultFiles
 from transfusion.running.activations import record_outputs
-from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.running.meta_models import skeleton
-from transfusion.running.running import HowToRun
+from transfusion.running.building import skeleton
+from transfusion.running.live_model import HowToRun, LiveModel, largest_difference
 from transfusion.running.streaming import unit_sizes
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.resources import LIBRARY, LOCAL, Resources

@@ -18,7 +18,7 @@ from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Na
 from transfusion.files.tensor_files import row_blocks
 from transfusion.model.model import Model
 from transfusion.model.part_roles import TensorPart
-from transfusion.running.activation_store import (
+from transfusion.running.activations import (
     GRADIENT,
     INPUT,
     OUTPUT,

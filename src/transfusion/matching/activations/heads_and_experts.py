@@ -30,7 +30,7 @@ from transfusion.matching.activations.procrustes import (
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.matching.solvers.assignment import assign, best_totals
 from transfusion.matching.solvers.rotary_pairs import split_pairs
-from transfusion.running.activation_store import INPUT
+from transfusion.running.activations import INPUT
 
 
 @dataclass(frozen=True)

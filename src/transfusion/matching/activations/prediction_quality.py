@@ -13,7 +13,7 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.moves import move_tensor
 from transfusion.architecture.layouts import ANONYMOUS, Layout, Name
 from transfusion.matching.activations.axis_activations import AxisActivations, AxisPiece
-from transfusion.running.activation_store import INPUT
+from transfusion.running.activations import INPUT
 
 
 @dataclass(frozen=True)

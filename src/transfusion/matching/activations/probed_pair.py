@@ -21,13 +21,12 @@ from transfusion.matching.activations.axis_activations import AxisActivations
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.running.activation_recorder import record_activations
-from transfusion.running.activation_store import HELD_OUT, ActivationStore
-from transfusion.running.meta_models import skeleton
+from transfusion.running.activations import HELD_OUT, ActivationStore, record_activations
+from transfusion.running.building import skeleton
+from transfusion.running.live_model import WHOLE, HowToRun
 from transfusion.running.probes import calibration_probes, synthetic_probes
-from transfusion.running.probes.probe_counts import enough_probes, tokens_of_a_probe
+from transfusion.running.probes.pairs import enough_probes, tokens_of_a_probe
 from transfusion.running.probes.probed_model import ProbedModel, Probes
-from transfusion.running.running import WHOLE, HowToRun
 from transfusion.running.streaming import unit_sizes
 from transfusion.runtime.resources import LIBRARY, Resources
 from transfusion.runtime.scratch import scratch_folder

@@ -16,7 +16,7 @@ from transfusion.matching.methods import FunctionalOptions, MlpSolver
 from transfusion.matching.solvers.assignment import assign
 from transfusion.matching.solvers.polar import polar
 from transfusion.matching.solvers.rotary_pairs import rotate_pairs, split_pairs
-from transfusion.running.activation_store import EXACT, INPUT, OUTPUT
+from transfusion.running.activations import EXACT, INPUT, OUTPUT
 
 SMALLEST = 1e-18
 """The smallest norm that is divided by: the product of two is still a number in float32."""

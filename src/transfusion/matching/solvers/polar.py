@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transfusion.running.activation_store import EXACT
+from transfusion.running.activations import EXACT
 
 UNKNOWN = 1e-7
 """Singular values below this share of the largest one are roundings of float32: their directions are unknown,

@@ -19,7 +19,7 @@ from transfusion.matching.activations.axis_activations import RecordedModel
 from transfusion.matching.activations.prediction_quality import PredictionQuality, predicted, shuffled
 from transfusion.matching.activations.procrustes import mean_ratio, norm_ratio, normalise_units, unit
 from transfusion.matching.solvers.rotary_pairs import rotary_pairs
-from transfusion.running.activation_store import INPUT, OUTPUT, comparable
+from transfusion.running.activations import INPUT, OUTPUT, comparable
 
 FULL_RANK = 1e-11
 """Singular values below this share of the largest one are taken for zero, in float64."""

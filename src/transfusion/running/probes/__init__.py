@@ -12,7 +12,9 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from transfusion.model.model import Model
+from transfusion.running.probes.audio import spectrograms, waveforms
 from transfusion.running.probes.calibration import read_calibration
+from transfusion.running.probes.images import synthetic_images
 from transfusion.running.probes.probed_model import (
     BATCH,
     ProbedModel,
@@ -21,9 +23,7 @@ from transfusion.running.probes.probed_model import (
     batched,
     one_by_one,
 )
-from transfusion.running.probes.synthetic_audio import spectrograms, waveforms
-from transfusion.running.probes.synthetic_images import synthetic_images
-from transfusion.running.probes.synthetic_texts import synthetic_texts
+from transfusion.running.probes.texts import synthetic_texts
 
 __all__ = ["Probes", "calibration_probes", "synthetic_probes"]
 

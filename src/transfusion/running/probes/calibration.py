@@ -14,11 +14,10 @@ from transfusion.data.dataset import LABELS, Dataset, read_tensors
 from transfusion.data.examples import IMAGE_SUFFIXES, ImageFile, find_images
 from transfusion.data.tables import TABLES, read_texts
 from transfusion.errors import DataError, listing
+from transfusion.running.probes.images import fitted, image_inputs, normalised, size
+from transfusion.running.probes.inputs import in_dtype
 from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
-from transfusion.running.probes.random_inputs import in_dtype
-from transfusion.running.probes.synthetic_images import fitted, image_inputs, normalised, size
-from transfusion.running.probes.synthetic_texts import text_inputs, windows
-from transfusion.running.probes.tokenizers import tokenizer_of
+from transfusion.running.probes.texts import text_inputs, tokenizer_of, windows
 
 TENSORS = (".safetensors", ".npz")
 FEWEST = 8

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from transfusion.architecture.config_schema import Number, Side, Sides
 from transfusion.model.model import Model
-from transfusion.running.probes.random_inputs import flatten_outputs, random_inputs
+from transfusion.running.probes.inputs import flatten_outputs, random_inputs
 from transfusion.runtime.untrusted_files import read_json, validate
 
 BATCH = 32

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
 from transfusion.running.activations import on_module_calls
-from transfusion.running.probes.random_inputs import run_model
+from transfusion.running.probes.inputs import run_model
 
 Outputs = Mapping[str, Tensor]
 PAIRED = (("image_features", "text_features"), ("image_embeds", "text_embeds"))

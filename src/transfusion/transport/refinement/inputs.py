@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transfusion.files.publishing import write_tensors
 from transfusion.model.model import Model
 from transfusion.running.probes import calibration_probes, synthetic_probes
-from transfusion.running.probes.corruptions import corrupted_images, noisy, recombined_texts
-from transfusion.running.probes.gradient_inputs import adversarial, invert
+from transfusion.running.probes.images import corrupted_images, noisy, recombined_texts
+from transfusion.running.probes.pairs import adversarial, invert
 from transfusion.running.probes.probed_model import ProbedModel, Probes, seeded_generator
 from transfusion.runtime.progress import phase
 

@@ -24,9 +24,9 @@ from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError
 from transfusion.files.publishing import write_tensors
 from transfusion.model.model import Model
-from transfusion.running.probes.input_translation import InputTranslation
+from transfusion.running.probes.inputs import run_model
+from transfusion.running.probes.pairs import InputTranslation
 from transfusion.running.probes.probed_model import ProbedModel
-from transfusion.running.probes.random_inputs import run_model
 from transfusion.runtime.progress import SILENT, Progress, phase
 from transfusion.runtime.threads import fitting_threads
 from transfusion.transport.refinement.answers import (

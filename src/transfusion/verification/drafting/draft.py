@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from transfusion.architecture.table import Axis, fixed
 from transfusion.errors import VerificationError, listing
-from transfusion.running.vector_effects import vector_effects
+from transfusion.running.live_model import vector_effects
 from transfusion.verification.certify import APART
 from transfusion.verification.drafting.analysis import Analysis
 from transfusion.verification.drafting.attention_layout import AttentionLayout, heads_in

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transfusion.architecture.table import Family, Table
 from transfusion.errors import ArchitectureError, listing
-from transfusion.running.probes.random_inputs import run_model
+from transfusion.running.probes.inputs import run_model
 from transfusion.verification.certify import randomise
 
 Slot: TypeAlias = tuple[str, int]

@@ -19,9 +19,9 @@ from transfusion.families import SUFFIX, read_families
 from transfusion.files.publishing import publish_file, require_writable, write_text
 from transfusion.files.references import resolve
 from transfusion.model.model import input_files
+from transfusion.running.building import class_named_in, class_of_transformers
 from transfusion.running.live_model import LiveModel
-from transfusion.running.model_classes import class_named_in, class_of_transformers
-from transfusion.running.probes.random_inputs import random_inputs
+from transfusion.running.probes.inputs import random_inputs
 from transfusion.runtime.untrusted_files import path_inside, read_json
 from transfusion.verification.certify import Certificate, certify
 from transfusion.verification.drafting.analysis import analyse

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transfusion.running.probes.inputs import samples_of
 from transfusion.running.probes.probed_model import BATCH, ProbedModel, seeded_generator
-from transfusion.running.probes.random_inputs import samples_of
 from transfusion.runtime.optional_libraries import require_library
 
 RATE = 16000

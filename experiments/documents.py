@@ -102,6 +102,7 @@ def section(metadata: dict[str, Any], said: str) -> str:
         parts += [_strengths(metadata), f"![Gains for many α](pictures/experiment-{chosen.name}.png)"]
     else:
         heads, rows = results.grid(metadata)
+        rows = [row for n, row in enumerate(rows) if not n or row[1:] != rows[n - 1][1:]]  # said once
         what = "task / support" if chosen.kind is Kind.IMAGES else "task"
         parts.append(
             f"B and A's fine-tune in percent, all else in points over B; {what}"

@@ -14,7 +14,7 @@ BEYOND = 3.0
 SPAN = 2.0
 """An exponent needs points of which the largest has so many times the parameters of the smallest."""
 Info = dict[str, Any]
-LARGEST = 4
+LARGEST = 3
 """How many sizes the page shows."""
 
 

@@ -158,25 +158,18 @@ def _align(
         shared=resources.shared,
         note=settings.progress.note,
     )
-    with resources.opened() as hands:
+    with resources.opened() as engine:
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
         if chosen.fusion is not None:
             return _fused(weights, chosen.fusion, metadata, on_step)
         if chosen.functional is not None and not chosen.searches:
-            return align_functional(weights, chosen.functional, metadata, on_step, hands, how)
+            return align_functional(weights, chosen.functional, metadata, on_step, engine, how)
         if not chosen.searches:
-            return _without_search(weights, chosen, metadata, hands)
-        search = Search(
-            weights,
-            chosen,
-            seed=seed,
-            engine=hands,
-            limit=kept,
-            on_step=on_step,
-        )
+            return _without_search(weights, chosen, metadata, engine)
+        search = Search(weights, chosen, seed=seed, engine=engine, limit=kept, on_step=on_step)
         trial = search.run()
         info = advise(search, trial) if settings.advice or chosen.follows_advice else None
-        drift = base_drift(weights, trial.maps, hands) if info and info.verdict is Verdict.ADD else None
+        drift = base_drift(weights, trial.maps, engine) if info and info.verdict is Verdict.ADD else None
         metadata = replace(
             metadata,
             gap=max(trial.gaps.values(), default=0.0),
@@ -185,7 +178,7 @@ def _align(
         )
         if info and chosen.follows_advice and chosen.functional is not None:
             if info.verdict is not Verdict.ADD:
-                return align_auto(weights, trial.maps, chosen.functional, metadata, on_step, hands, how)
+                return align_auto(weights, trial.maps, chosen.functional, metadata, on_step, engine, how)
             metadata = replace(metadata, objective=tuple(trial.trace[:1]))
             return Alignment.of({}, a.architecture, metadata)
         return Alignment.of(trial.maps, a.architecture, metadata)
@@ -216,10 +209,11 @@ def _within_memory(weights: WeightPair, method: Method, resources: Resources) ->
     kept = None
     if method.searches:
         needs = {block.ids[0]: block_bytes(weights, block) for block in blocks(weights, method)}
-        largest = max(needs, key=needs.__getitem__)
-        resources = resources.within_memory(needs[largest], f"solving {largest}")
+        largest = max(needs, key=needs.__getitem__, default="")
+        each = needs.get(largest, 0)
+        resources = resources.within_memory(each, f"solving {largest}")
         threads = (resources.jobs or 1) if resources.shared else 1
-        kept = memory - resources.program - threads * needs[largest]
+        kept = memory - resources.program - threads * each
     if method.functional is not None:
         if method.functional.gradients:
             raise SettingError(

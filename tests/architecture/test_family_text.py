@@ -275,6 +275,14 @@ def test_a_text_begins_with_a_family():
         library("axis head\n")
 
 
-def test_a_parent_that_does_not_exist_is_refused():
-    with pytest.raises(ArchitectureError, match="the family a is to be like 'b', which does not exist"):
-        library("family a : b\n").family("a")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("family a : b", "'b', which does not exist"),
+        ("family a : a", "'a', which is like it"),
+        ("family b : a\nfamily a : b", "'a', which is like it"),
+    ],
+)
+def test_a_parent_exists_and_is_no_child(text, reason):
+    with pytest.raises(ArchitectureError, match=f"the family . is to be like {reason}"):
+        library(text).family("a")

@@ -88,14 +88,17 @@ class Library:
             self.made[name] = self._family(name)
         return self.made[name]
 
-    def statements(self, name: str) -> list[Statement]:
+    def statements(self, name: str, children: tuple[str, ...] = ()) -> list[Statement]:
         """Return the statements of a family, those of its parents first."""
         parent = self.parents.get(name)
-        if parent is not None and parent not in self.own:
+        if parent is None:
+            return self.own[name]
+        if parent not in self.own or parent in (name, *children):
+            reason = "which does not exist" if parent not in self.own else "which is like it"
             raise ArchitectureError(
-                f"the family {name} is to be like {parent!r}, which does not exist", hint="correct its name"
+                f"the family {name} is to be like {parent!r}, {reason}", hint="correct the name of its parent"
             )
-        return [*(self.statements(parent) if parent else ()), *self.own[name]]
+        return [*self.statements(parent, (name, *children)), *self.own[name]]
 
     def _family(self, name: str) -> Family:
         own, whole = self.own[name], self.statements(name)

@@ -244,10 +244,7 @@ class TableBuilder:
         inner = section or (self.config if part.name == TEXT else {})
         kind = section.get("model_type", component.model_type)
         own = self.library.find(component, {"model_type": kind}, part.name)
-        given = (
-            component.model_type if inner is self.config else inner.get("model_type", component.model_type)
-        )
-        settings = {**own.class_defaults.get(given, {}), **inner}
+        settings = {**own.class_defaults.get(kind, {}), **inner}
         settings |= {one.name: self.value(one) for one in with_word(part.block, "set")}
         if own.library == "":  # its keys are checked, and its tensors described with the whole
             return

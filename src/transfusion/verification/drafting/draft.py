@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from transfusion.architecture.table import Axis, fixed
 from transfusion.errors import VerificationError, listing
@@ -17,8 +17,6 @@ from transfusion.verification.drafting.attention_layout import AttentionLayout, 
 from transfusion.verification.drafting.dependency_groups import find_shortcut
 from transfusion.verification.drafting.probe_model import ModulePart, PartKind, Slot
 
-Term: TypeAlias = str | int
-"""A key of the configuration, or a number."""
 LETTERS = ("x", "y", "z", "w")
 GENERIC = {"dense", "linear", "proj", "projection", "out", "weight", "fc"}
 WINDOW = ("channel", "row", "column", "depth")
@@ -31,14 +29,6 @@ KNOWN_OUTSIDE = "users read the outputs in this order"
 
 
 _BY_HAND = "a table repeats one block; write this table by hand"
-
-
-@dataclass(frozen=True)
-class Count:
-    """The number of heads or blocks: a term, or one term divided by another."""
-
-    of: Term
-    per: Term | None = None
 
 
 class Labels:
@@ -58,8 +48,8 @@ class Labels:
         self.items: dict[Slot, str] = {}
         self.axes: dict[str, Axis] = {}
         self.outer: dict[str, Axis] = {}
-        self.sizes: dict[str, Count] = {}
-        """Sizes that do not follow from shapes."""
+        self.sizes: dict[str, str] = {}
+        """Sizes that do not follow from shapes, as expressions."""
         stream = found.stream
         self.outputs = {name: self.point(point, None) for name, point in stream.outputs.items()}
         """Outputs of the model that lie on a free axis."""
@@ -116,12 +106,12 @@ class Labels:
                 )
         heads, groups = attention.heads.heads, attention.heads.groups
         if "rot" in attention.sizes:
-            self.sizes["rot" + suffix] = Count(attention.sizes["rot"])
+            self.sizes["rot" + suffix] = str(attention.sizes["rot"])
         if "head" in attention.sizes:
-            self.sizes["head" + suffix] = Count(self._term(heads))
+            self.sizes["head" + suffix] = self._term(heads)
         else:
-            self.sizes["group" + suffix] = Count(self._term(groups))
-            self.sizes["rep" + suffix] = Count(self._term(heads), self._term(groups))
+            self.sizes["group" + suffix] = self._term(groups)
+            self.sizes["rep" + suffix] = f"{self._term(heads)} / {self._term(groups)}"
 
     def _name_inner(self) -> None:
         seen: dict[int | None, int] = defaultdict(int)
@@ -196,15 +186,15 @@ class Labels:
         """Return the short name with ``{}`` for the block number."""
         return self.short(self.blocks.pattern(name))
 
-    def _term(self, count: int) -> Term:
+    def _term(self, count: int) -> str:
         """Return the setting with this head count, or the number itself if there is none."""
         named = (key for key, value in heads_in(self.config).items() if value == count and key.isidentifier())
-        return next(named, count)
+        return next(named, str(count))
 
-    def depth_count(self) -> Count:
+    def depth_count(self) -> str:
         """Return the number of blocks as a setting, or as a number if no setting has it."""
         known = ((key, value) for key, value in self.config.items() if key.isidentifier())
-        return Count(next((k for k, v in known if counts_blocks(k, v) and v == self.depth), self.depth))
+        return next((k for k, v in known if counts_blocks(k, v) and v == self.depth), str(self.depth))
 
 
 def counts_blocks(key: str, value: object) -> bool:
@@ -228,10 +218,8 @@ class Draft:
     heads: list[tuple[str, str]]
     shortcuts: list[tuple[str, str, str]]
     axes: list[Axis]
-    outer_axes: list[Axis]
-    points: tuple[str, ...]
-    depth: Count
-    sizes: dict[str, Count]
+    depth: str
+    sizes: dict[str, str]
     unified: list[tuple[str, str]]
     outputs: dict[str, str]
     ties: dict[str, str]
@@ -261,9 +249,7 @@ class _Drafter:
             rows=[(name, layout) for name, layout, head in rows if not head],
             heads=[(name, layout) for name, layout, head in rows if head],
             shortcuts=list(self._shortcuts()),
-            axes=list(self.labels.axes.values()),
-            outer_axes=list(self.labels.outer.values()),
-            points=LETTERS[: self.labels.each],
+            axes=[*self.labels.axes.values(), *self.labels.outer.values()],
             depth=labels.depth_count(),
             sizes=self.labels.sizes,
             unified=[

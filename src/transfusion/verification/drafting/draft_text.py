@@ -16,7 +16,7 @@ from torch import Tensor
 from transfusion.architecture.table import Axis, Config, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.families import known_keys
-from transfusion.verification.drafting.draft import Count, Draft
+from transfusion.verification.drafting.draft import Draft
 
 KINDS = {"pixel_values": "image", "input_ids": "tokens", "token_type_ids": "tokens"}
 """Inputs that `random_inputs` can make, with their kinds."""
@@ -35,7 +35,7 @@ def write(
     """Return the text of a draft for the class and the configuration that it was made with."""
     _refuse_odd_names(draft, inputs)
     lines = [*_about(draft, name, class_name, library), *_settings(draft, name, library, config)]
-    lines += [*_inputs(library, inputs), *map(_axis, (*draft.axes, *draft.outer_axes)), *_table(draft)]
+    lines += [*_inputs(library, inputs), *map(_axis, draft.axes), *_table(draft)]
     return "\n".join(lines) + "\n"
 
 
@@ -86,7 +86,7 @@ def _must_stay(key: str, value: object, draft: Draft) -> bool:
     if isinstance(value, list):
         return False
     if isinstance(value, int) and not isinstance(value, bool):
-        return value not in draft.extents or "rot" in key or Count(value) == draft.sizes.get("rot")
+        return value not in draft.extents or "rot" in key or str(value) == draft.sizes.get("rot")
     return True
 
 
@@ -122,9 +122,9 @@ def _axis(axis: Axis) -> str:
 
 
 def _table(draft: Draft) -> Iterator[str]:
-    yield f"stack {STACK} {_count(draft.depth)}"
+    yield f"stack {STACK} {draft.depth}"
     if draft.sizes:
-        yield f"sizes {', '.join(f'{axis} = {_count(size)}' for axis, size in draft.sizes.items())}"
+        yield f"sizes {', '.join(f'{axis} = {size}' for axis, size in draft.sizes.items())}"
     yield from _columns("", draft.rows)
     yield from _columns("skip ", draft.shortcuts)
     if draft.heads:
@@ -135,10 +135,6 @@ def _table(draft: Draft) -> Iterator[str]:
     yield from (f"same {one} {other}" for one, other in draft.unified)
     yield from (f"tie {second} = {first}" for second, first in draft.ties.items())
     yield from (f"output {name} = {point}" for name, point in draft.outputs.items())
-
-
-def _count(count: Count) -> str:
-    return f"{count.of}" if count.per is None else f"{count.of} / {count.per}"
 
 
 def _columns(word: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from rich.table import Table
 from transfusion.matching.align import align
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.adapters.drift import strength_alpha
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion_demo.digits import Digits, DigitsDemo, DigitsPlan
 from transfusion_demo.steps import TrainingSchedule, one_thread
 

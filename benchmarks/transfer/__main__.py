@@ -96,7 +96,7 @@ def moved(
     via = _aligned(case.folders["a"], case.folders["b"], method, shown, **choices)
     folders = case.folders
     transport: Any = transfusion.transport(
-        folders["tuned"], base=folders["a"], onto=folders["b"], via=via, alpha=alpha, anyway=True
+        folders["tuned"], base=folders["a"], onto=folders["b"], via=via, alpha=alpha, force_unrelated=True
     )
     return transport.module().eval()
 

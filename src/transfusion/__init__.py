@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transfusion.runtime.resources import Resources
     from transfusion.transport.apply import apply
     from transfusion.transport.rerun import rerun
-    from transfusion.transport.transport_run import merge, transport
+    from transfusion.transport.transport import merge, transport
     from transfusion.verification.verify import predict, verify
 
 __all__ = [
@@ -61,12 +61,12 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "fewshot": "evaluation.fewshot",
     "inspect": "report.inspect",
-    "merge": "transport.transport_run",
+    "merge": "transport.transport",
     "predict": "verification.verify",
     "report": "report.page",
     "rerun": "transport.rerun",
     "sweep": "evaluation.sweep",
-    "transport": "transport.transport_run",
+    "transport": "transport.transport",
     "verify": "verification.verify",
 }
 

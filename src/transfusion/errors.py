@@ -99,7 +99,7 @@ class VerificationError(TransfusionError):
 
 
 class UselessResultError(TransfusionError):
-    """A result that would not be worth writing, unless the user insists with ``anyway``."""
+    """A result that would not be worth writing, unless the user insists with ``force_unrelated``."""
 
     exit_code = 4
 

@@ -17,7 +17,7 @@ from transfusion.files.publishing import write_json
 from transfusion.matching.align import align
 from transfusion.runtime.progress import Advance, Progress, phase
 from transfusion.runtime.run_record import RunRecord
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.verify import predict
 
 REPORTED_METHOD = "functional"

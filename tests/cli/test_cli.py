@@ -53,7 +53,7 @@ def test_the_whole_job(cli, made, tmp_path):
 def test_transport_without_a_pi_aligns_first(cli, made, tmp_path):
     a, b = made("vit", 1), made("vit", 2)
     tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
-    bases = ("--base", a, "--onto", b, "--anyway")
+    bases = ("--base", a, "--onto", b, "--force-unrelated")
     code, out, _ = cli("transport", tuned, *bases, "-o", tmp_path / "moved", "--residual", "tied")
     assert code == 0
     assert "taken from the fine-tune, because B has none that fit: classifier.weight, classifier.bias" in out
@@ -72,12 +72,12 @@ def test_bases_that_are_not_alignable_are_refused_with_the_command_to_type(cli, 
     message, hint = err.splitlines()
     assert message.startswith(f"error: nothing was written: {a} and {b} are not alignable by permutation: ")
     before, command = hint.split("; type this instead: ")
-    assert before == "hint: --anyway writes the result nevertheless"
+    assert before == "hint: --force-unrelated writes the result nevertheless"
     assert shlex.split(command) == ["transfusion", *typed, "--method", "auto", "--refine"]
     assert cli(*shlex.split(command)[1:], "--dry-run")[0] == 0
     assert not [path for path in tmp_path.iterdir() if "moved" in path.name]
 
-    for insisting in (["--anyway"], ["--method", "guarded"]):
+    for insisting in (["--force-unrelated"], ["--method", "guarded"]):
         code, _, err = cli(*typed, *insisting, "--force")
         assert code == 0
         assert err.startswith("warning: not alignable by permutation: "), "-q hides no warning"
@@ -102,9 +102,9 @@ def test_in_python_the_parameters_to_give_are_named(made, tmp_path):
     with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
         transfusion.transport(tuned, **bases)
     assert refused.value.hint == (
-        '`anyway` writes the result nevertheless; give `method="auto"` and `refine=True`'
+        '`force_unrelated` writes the result nevertheless; give `method="auto"` and `refine=True`'
     )
-    assert transfusion.transport(tuned, **bases, anyway=True).state_dict()
+    assert transfusion.transport(tuned, **bases, force_unrelated=True).state_dict()
 
 
 def test_results_as_json_are_alone_on_stdout(cli, made, tmp_path):
@@ -179,7 +179,7 @@ def test_a_transport_ends_with_the_advice(cli, made, shuffled, tmp_path):
     tuned = finetuned(CASES["vit"], a, tmp_path / "tuned")
     _, out, _ = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "moved")
     assert out.splitlines()[-2] == "alignable: the units of A were found again in B"
-    code, _, err = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "no", "--merge")
+    code, _, err = cli("transport", tuned, "--base", a, "--onto", b, "-o", tmp_path / "no", "--full")
     assert code == 2
     assert "whole model already" in err
 
@@ -304,7 +304,7 @@ def test_an_adapter_of_another_base_is_noted(cli, made, tmp_path):
     train_adapter(made("llama"), tmp_path / "adapter", ["q_proj"])
     edit(tmp_path / "adapter", base_model_name_or_path="org/other")
     arguments = ("--base", made("llama", 1), "--onto", made("llama", 2), "-o", tmp_path / "moved", "-q")
-    code, _, err = cli("transport", tmp_path / "adapter", *arguments, "--anyway")
+    code, _, err = cli("transport", tmp_path / "adapter", *arguments, "--force-unrelated")
     assert code == 0
     assert f"warning: {tmp_path / 'adapter'} says that it was trained on org/other" in err
 
@@ -336,7 +336,7 @@ def test_an_interrupted_program_says_so_and_goes_on_when_run_again(name, cli, ma
         made("vit", 2),
         "-o",
         tmp_path / "moved",
-        "--anyway",
+        "--force-unrelated",
     ]
     found = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False

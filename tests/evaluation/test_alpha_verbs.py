@@ -25,7 +25,7 @@ from transfusion.evaluation.sweep import sweep
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.align import align
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from wording import put_tokenizer
 
 
@@ -73,7 +73,7 @@ def test_sweep_in_a_table_a_file_and_a_figure(run, job, tmp_path):
     assert "naive" in out
     assert "guarded" in out
     assert "Best α on the task: naive" in out
-    assert len(re.findall(r"^│ +0 │", out, re.MULTILINE)) == 1, "α = 0 is B, which is shown anyway"
+    assert len(re.findall(r"^│ +0 │", out, re.MULTILINE)) == 1, "α = 0 is B, which is shown force_unrelated"
     assert out.endswith(f"written to {file}\nwritten to {figure}\n")
     result = json.loads(file.read_text())
     assert result["verb"] == "sweep"

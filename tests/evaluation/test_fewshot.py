@@ -31,7 +31,7 @@ from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 
 @pytest.fixture(scope="module")

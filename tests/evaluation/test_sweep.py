@@ -18,7 +18,7 @@ from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.inputs import random_inputs
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 
 def examples(folder, count: int = 21) -> Dataset:

@@ -16,7 +16,7 @@ from transfusion.families import all_families
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.certify import certify, randomise
 
 ENCODERS = {"bert": (transformers.BertModel, BERT), "modernbert": (transformers.ModernBertModel, MODERNBERT)}

@@ -24,7 +24,7 @@ from transfusion.transport.adapters.settings import WRAPPED
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Output
 from transfusion.transport.task_vector import TaskVector
-from transfusion.transport.transport_run import merge, transport
+from transfusion.transport.transport import merge, transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out", "ignore:Unsupported layer type", "ignore:The following \\w+_pattern keys"

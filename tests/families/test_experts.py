@@ -17,7 +17,7 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 FIRST = "model.layers.0.block_sparse_moe.experts.0.w1.weight"

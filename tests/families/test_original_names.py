@@ -18,7 +18,7 @@ from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}
 Z_IMAGE_ORIGINAL = {

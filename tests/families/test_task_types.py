@@ -24,7 +24,7 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.adapters.classes import CLASSES, class_for
-from transfusion.transport.transport_run import merge, transport
+from transfusion.transport.transport import merge, transport
 
 BESIDE = ("head", "pooler", "projector", "classification_head", "classifier")
 """Parts of heads that PEFT does not save unless it is told to."""
@@ -205,7 +205,7 @@ def test_what_was_merged_is_taken_again_by_every_verb(classifying, cli, tmp_path
     a, b, adapter = classifying
     full, again = tmp_path / "full", tmp_path / "again"
     way = ("--method", "naive", "-o")
-    code, _, err = cli("transport", adapter, "--base", a, "--onto", b, "--merge", *way, full)
+    code, _, err = cli("transport", adapter, "--base", a, "--onto", b, "--full", *way, full)
     assert code == 0, err
     code, out, err = cli("inspect", full)
     assert code == 0, err

@@ -28,7 +28,7 @@ from transfusion.running.building import build
 from transfusion.runtime.resources import Resources
 from transfusion.transport.output import Output
 from transfusion.transport.output_record import PI_FILE
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 
 def in_shards(folder: Path, place: Path, size: str = "12KB") -> Path:

@@ -381,7 +381,7 @@ MODULE = "lora_te_encoder_layer_{}_attention_attention_query"
 def as_adapter(place: Place, root: Path) -> list[Command]:
     return [
         place.transport(root, tensors=frozenset(adapter_tensors())),
-        place.transport(root, more=["--merge"], loads=True),
+        place.transport(root, more=["--full"], loads=True),
     ]
 
 
@@ -453,7 +453,7 @@ def lora(change: Callable[[dict[str, Any]], dict[str, Any]], *, refused: bool = 
         known = {"ss_base_model_version": "sd_v1", "ss_tag_frequency": '{"a": {"cat": 1}}', **about}
         file = place.write("lora.safetensors", save(found, known))
         moved = place.transport(file, tensors=frozenset(found), refused=refused)
-        return [place.inspect(file), moved, place.transport(file, more=["--merge"], refused=refused)]
+        return [place.inspect(file), moved, place.transport(file, more=["--full"], refused=refused)]
 
     return build
 

@@ -15,7 +15,7 @@ from transfusion.matching.advice import OUTSIDE, describe_drift
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.transport.adapters.drift import describe_adapter_drift
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 

@@ -44,7 +44,7 @@ from transfusion.running.probes.probed_model import Probes
 from transfusion.runtime import optional_libraries
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Output
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out", "ignore:Unsupported layer type")
 

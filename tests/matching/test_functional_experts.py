@@ -20,7 +20,7 @@ from transfusion.matching.methods import preset
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 ROUTER = "model.layers.0.block_sparse_moe.gate.weight"

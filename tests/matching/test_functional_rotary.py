@@ -27,7 +27,7 @@ from transfusion.model.model import Model
 from transfusion.running.activations import OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.certify import EXACT, certify, free_axes, random_move
 
 TURNING = (

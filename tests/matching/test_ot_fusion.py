@@ -29,7 +29,7 @@ from transfusion.model.model import Model
 from transfusion.report.inspect import inspect
 from transfusion.running.live_model import LiveModel
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.verify import verify
 
 FLAT = Policy(Residual.UNTIED, InnerPolicy.FREE, HeadPolicy.FLAT)

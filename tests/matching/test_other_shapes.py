@@ -294,7 +294,7 @@ def test_a_head_that_only_the_fine_tune_has_is_carried_in_b_s_width(tmp_path):
         onto=tmp_path / "b",
         method="functional",
         alpha=1.0,
-        anyway=True,
+        force_unrelated=True,
     ).save(tmp_path / "out")
     load = transformers.BertForSequenceClassification.from_pretrained
     moved, expected = load(tmp_path / "out").eval(), load(tmp_path / "tuned").eval()
@@ -432,7 +432,13 @@ def lora_with_head(tmp_path_factory) -> Path:
         if "lora_" in name:
             parameter.data = 0.2 * torch.randn_like(parameter)
     adapted.save_pretrained(folder / "lora")
-    align(folder / "a", folder / "b", method="functional", anyway=True, output=folder / "pi.safetensors")
+    align(
+        folder / "a",
+        folder / "b",
+        method="functional",
+        force_unrelated=True,
+        output=folder / "pi.safetensors",
+    )
     return folder
 
 
@@ -544,10 +550,10 @@ def test_models_that_compute_unrelated_things_are_refused(pair):
     for parameter in a.parameters():
         parameter.data = torch.randn(parameter.shape, generator=noise)
     wanted = tuned(a)
-    pi = align(a, other, method="functional", anyway=True)
+    pi = align(a, other, method="functional", force_unrelated=True)
     with pytest.raises(UselessResultError, match="would not move as A's did"):
         transport(wanted, base=a, onto=other, via=pi)
-    moved = transport(wanted, base=a, onto=other, via=pi, anyway=True)
+    moved = transport(wanted, base=a, onto=other, via=pi, force_unrelated=True)
     assert moved.metadata()["output_shift"]["direction"] < 0.05
 
 
@@ -571,7 +577,7 @@ def test_activations_must_predict_more_than_chance(pair, monkeypatch):
     monkeypatch.setattr(other_shapes, "MARGIN", 1.0)
     with pytest.raises(UselessResultError, match="compute unrelated things: A's activations predict"):
         align(pair / "a", pair / "b", method="functional")
-    assert align(pair / "a", pair / "b", method="functional", anyway=True).maps
+    assert align(pair / "a", pair / "b", method="functional", force_unrelated=True).maps
 
 
 def test_a_pi_between_shapes_does_not_serve_one_shape(pair):
@@ -613,7 +619,7 @@ def test_a_head_that_another_family_lacks_is_refused():
     b.pretrained_cfg = {**b.pretrained_cfg, "input_size": (3, 16, 16)}
     a = vit()
     with pytest.raises(MismatchError, match="has the head classifier"):
-        transport(tuned(a), base=a, onto=b, method="functional", alpha=1.0, anyway=True)
+        transport(tuned(a), base=a, onto=b, method="functional", alpha=1.0, force_unrelated=True)
 
 
 # ── the user's own inputs ────────────────────────────────────────────────────────────────────
@@ -624,7 +630,7 @@ def test_own_images_are_resized_for_b(tmp_path):
     save_file({"pixel_values": images}, tmp_path / "own.safetensors")
     a, b = vit(), vit(image_size=24, patch_size=8)
     method = preset("functional").changed(calibrate=str(tmp_path / "own.safetensors"))
-    pi = align(a, b, method=method, anyway=True)
+    pi = align(a, b, method=method, force_unrelated=True)
     assert "40 examples of" in pi.provenance.advice["probes"]
 
 
@@ -636,7 +642,7 @@ def test_own_texts_are_tokenized_for_both(tmp_path):
     (tmp_path / "own.txt").write_text("\n".join(" ".join(one.split()) for one in texts[:60]))
     save_file({"input_ids": IDS}, tmp_path / "ids.safetensors")
     method = preset("functional").changed(calibrate=str(tmp_path / "own.txt"))
-    pi = align(tmp_path / "a", tmp_path / "b", method=method, anyway=True)
+    pi = align(tmp_path / "a", tmp_path / "b", method=method, force_unrelated=True)
     assert "own.txt, in the tokens of both models" in pi.provenance.advice["probes"]
     method = preset("functional").changed(calibrate=str(tmp_path / "ids.safetensors"))
     with pytest.raises(DataError, match="these inputs are no texts"):
@@ -663,7 +669,7 @@ def test_a_refinement_goes_on_from_another_shape(tmp_path, monkeypatch):
     monkeypatch.setattr(refiner, "BATCH", 16)
     a = vit()
     b = vit(image_size=24, patch_size=8, hidden_size=40, num_hidden_layers=3)
-    asked = {"base": a, "onto": b, "method": "functional", "anyway": True}
+    asked = {"base": a, "onto": b, "method": "functional", "force_unrelated": True}
     moved = transport(tuned(a, 11), **asked, refine=True, refine_steps=24, keep_support=0.0)
     record = moved.metadata()["refinement"]
     before, after = record["divergence"]

@@ -18,7 +18,7 @@ from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 200, "num_hidden_layers": 12}
 DEEP = {

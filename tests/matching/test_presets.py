@@ -27,7 +27,7 @@ from transfusion.matching.methods import (
 )
 from transfusion.model.model import Model
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.verify import verify
 
 FOUR = ("vit-classifier", "bert-pretraining", "clip", "llama")

@@ -24,7 +24,7 @@ from transfusion.errors import AlignmentError, DataError
 from transfusion.matching.align import align
 from transfusion.running.activations import EXACT
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.verify import predict
 
 HEADS = 4
@@ -96,7 +96,7 @@ def test_models_of_different_sizes_are_aligned_at_every_size(
     root: Path, kind: str, of_a: tuple[int, int], of_b: tuple[int, int]
 ) -> None:
     a, b = saved(root, KINDS[kind](*of_a)), saved(root, KINDS[kind](*of_b), 2)
-    pi = align(a, b, method="functional", anyway=True)
+    pi = align(a, b, method="functional", force_unrelated=True)
     seen = predict(a, b, via=pi)
     assert seen.axes.keys() <= pi.maps.keys()
     assert seen.axes
@@ -141,7 +141,12 @@ def _scales(found: Alignment) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "how", [{"method": "functional"}, {"alpha": "auto", "anyway": True}, {"refine": True, "refine_steps": 2}]
+    "how",
+    [
+        {"method": "functional"},
+        {"alpha": "auto", "force_unrelated": True},
+        {"refine": True, "refine_steps": 2},
+    ],
 )
 def test_calibration_with_huge_numbers_is_refused(how: dict, root: Path, tmp_path: Path) -> None:
     a, b = saved(root, vit(24, 40)), saved(root, vit(24, 40), 2)

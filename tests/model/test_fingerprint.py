@@ -19,7 +19,7 @@ from transfusion.files.tensor_files import TensorReader
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.runtime.resources import Resources
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 WIDE = torch.arange(40 * 256, dtype=torch.float32).reshape(40, 256)
 """More bytes than a sample has."""

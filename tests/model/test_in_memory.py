@@ -146,7 +146,9 @@ def test_from_checkpoints_to_a_module_in_two_lines(made, tmp_path):
 
     three = Three("llama", tmp_path)
     folders = three.folders
-    moved = transfusion.transport(folders["tuned"], base=folders["a"], onto=folders["b"], anyway=True)
+    moved = transfusion.transport(
+        folders["tuned"], base=folders["a"], onto=folders["b"], force_unrelated=True
+    )
     model = moved.module()
     assert isinstance(model, transformers.LlamaForCausalLM)
     assert model.config.vocab_size == 31
@@ -157,7 +159,7 @@ def test_from_modules_to_a_module(tmp_path):
     modules = Three("mistral-tied", tmp_path).modules
     before = {role: deepcopy(module.state_dict()) for role, module in modules.items()}
     bases = {"base": modules["a"], "onto": modules["b"]}
-    model = transfusion.transport(modules["tuned"], **bases, anyway=True).module()
+    model = transfusion.transport(modules["tuned"], **bases, force_unrelated=True).module()
     assert model.lm_head.weight is model.model.embed_tokens.weight, "what is tied stays tied"
     with torch.no_grad():
         for parameter in model.parameters():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from small_models import CASES, finetuned
 from transfusion.errors import MismatchError
 from transfusion.matching.align import align
-from transfusion.transport.transport_run import merge, transport
+from transfusion.transport.transport import merge, transport
 
 CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "bert-pretraining": "BertForPreTraining"}
 

@@ -22,7 +22,7 @@ from transfusion.model.pair import Pair
 from transfusion.running.building import build
 from transfusion.running.probes import synthetic_probes
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import merge, transport
+from transfusion.transport.transport import merge, transport
 from transfusion.verification.verify import predict, verify
 from vocabularies import (
     copied,

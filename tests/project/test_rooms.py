@@ -18,7 +18,7 @@ def test_there_are_at_most_fifteen_rooms():
 
 def test_rooms_named_like_verbs_leave_the_verbs_alone():
     import transfusion.report.page
-    import transfusion.transport.transport_run
+    import transfusion.transport.transport
 
     assert isfunction(transfusion.transport)
     assert isfunction(transfusion.report)

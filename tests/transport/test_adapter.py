@@ -18,7 +18,7 @@ from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Output
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 TARGETS = {
     "vit-classifier": ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"],
@@ -190,7 +190,7 @@ def test_a_token_head_reads_the_stream_and_not_the_pooler(made, tmp_path):
     module = CASES["bert-tokens"].build(9)
     CASES["bert-tokens"].store(module, tmp_path / "with-head")
     train_adapter(tmp_path / "with-head", tmp_path / "adapter", ["query"], modules_to_save=["classifier"])
-    moved = transport(tmp_path / "adapter", base=a, onto=b, anyway=True)
+    moved = transport(tmp_path / "adapter", base=a, onto=b, force_unrelated=True)
     (weight,) = (factor for factor in moved.moved.factors if factor.tensor == "classifier.weight")
     assert str(weight.layout) == "label <- layer.3.x"
 

@@ -27,7 +27,7 @@ from transfusion.transport.adapters.drift import adapter_drift
 from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.adapters.targets import as_matrix
 from transfusion.transport.output import Output
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out",

@@ -12,9 +12,8 @@ from small_models import CASES, finetuned
 from transfusion.architecture.naming import block_of
 from transfusion.errors import SettingError
 from transfusion.model.model import Model
-from transfusion.transport.alpha import Alpha
-from transfusion.transport.balanced_alpha import balanced_alpha
-from transfusion.transport.transport_run import transport
+from transfusion.transport.alpha import Alpha, balanced_alpha
+from transfusion.transport.transport import transport
 
 
 def test_what_an_alpha_may_be(tmp_path):

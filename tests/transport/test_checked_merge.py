@@ -15,9 +15,9 @@ from transfusion.errors import UselessResultError
 from transfusion.model.pair import Pair
 from transfusion.running.live_model import RunningModel
 from transfusion.running.probes.probed_model import Probes
-from transfusion.transport.checked_merge import merged_search
+from transfusion.transport.alpha_on_probes import FARTHEST, SAME, AlphaSearch, OutputShift
 from transfusion.transport.merge_rules import MergeRule
-from transfusion.transport.output_shift import FARTHEST, SAME, AlphaSearch, OutputShift
+from transfusion.transport.merging import merged_search
 from transfusion.transport.transport_plan import TransportPlan
 
 VIT = "vit-classifier"
@@ -95,7 +95,7 @@ def test_adapters_are_tried_as_the_model_that_they_make(shuffled, exact, tmp_pat
 
 def test_alpha_is_lowered_where_b_would_move_far_in_another_direction(strange, both):
     """On a real stranger: the sum of two large changes moves B's outputs by more than the bound."""
-    far = {"weights": (3.0, 3.0), "anyway": True, **strange}
+    far = {"weights": (3.0, 3.0), "force_unrelated": True, **strange}
     plan = TransportPlan.between(Pair.open(strange["base"], strange["onto"]), strange["via"])
     whole = merged_search(plan, both, MergeRule.asked("sum", (3.0, 3.0))).at(1.0)
     assert whole.direction < SAME
@@ -133,7 +133,7 @@ def test_a_change_without_relation_is_refused_unless_asked_for(strange, both, se
     with pytest.raises(UselessResultError, match="would not move as A's did") as refused:
         merge(both, **strange)
     assert "refine" not in refused.value.hint, "a merge has none"
-    assert merge(both, anyway=True, **strange).metadata()["alpha"] == 1.0
+    assert merge(both, force_unrelated=True, **strange).metadata()["alpha"] == 1.0
     assert "output_shift" not in merge(both, alpha=1.0, **strange).metadata()
 
 

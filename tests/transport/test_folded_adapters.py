@@ -12,7 +12,7 @@ from transfusion.errors import AdapterError, MismatchError
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.adapters.folded import FoldedAdapter
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Setting `save_embedding_layers`", "ignore:Model has `tie_word"
@@ -198,7 +198,7 @@ def test_on_the_command_line(cli, shuffled, tmp_path):
         b,
         "--method",
         "naive",
-        "--merge",
+        "--full",
         "-o",
         tmp_path / "full",
     )

@@ -30,7 +30,7 @@ from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.output import Output
 from transfusion.transport.rerun import rerun
-from transfusion.transport.transport_run import merge, transport
+from transfusion.transport.transport import merge, transport
 
 RANK, ALPHA = 3, 2.0
 FLUX = {
@@ -205,7 +205,7 @@ def test_where_nothing_brings_more_no_command_is_named(made, tmp_path):
     for method in ({}, {"method": "auto"}):  # with auto it is the program that decides, too
         with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
             transport(lora, base=a, onto=b, **method)
-        assert refused.value.hint == "`anyway` writes the result nevertheless; or fine-tune B itself"
+        assert refused.value.hint == "`force_unrelated` writes the result nevertheless; or fine-tune B itself"
 
 
 def test_a_file_whose_header_names_b_is_refused(made, tmp_path):

@@ -17,8 +17,8 @@ from transfusion.model.model import Model
 from transfusion.model.pair import Pair
 from transfusion.running.live_model import RunningModel
 from transfusion.runtime.resources import Resources
-from transfusion.transport.balanced_alpha import balanced_alpha
-from transfusion.transport.output_shift import AlphaSearch, OutputShift
+from transfusion.transport.alpha import balanced_alpha
+from transfusion.transport.alpha_on_probes import AlphaSearch, OutputShift
 from transfusion.transport.transport_plan import TransportPlan
 
 

@@ -23,7 +23,7 @@ from transfusion.running.probes.pairs import REACH, adversarial, invert, roughne
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transport.output_shift import AlphaSearch, OutputShift
+from transfusion.transport.alpha_on_probes import AlphaSearch, OutputShift
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import training as refiner
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
@@ -96,7 +96,7 @@ REFINED = [(VIT, None), ("bert-classifier", "bert"), ("llama", None), ("clip", N
     often([*REFINED, ("vit", None), ("open_clip", None), ("timm-vit", None)], REFINED),
 )
 def test_a_refined_model_answers_more_like_the_fine_tune(case, onto, inputs, tmp_path):
-    asked = {"refine": True, "refine_steps": 24, "keep_support": 0.0, "output": tmp_path / "out"}
+    asked = {"refine": True, "refine_steps": 24, "refine_keep": 0.0, "output": tmp_path / "out"}
     moved = transport(**inputs(case, onto), **asked)
     record = moved.metadata()["refinement"]
     before, after = record["divergence"]
@@ -134,7 +134,7 @@ def test_b_is_the_start_where_pi_does_harm(inputs):
 def test_a_heavier_weight_keeps_more_of_b(inputs):
     given = inputs(VIT)
     kept = [
-        transport(**given, refine=True, refine_steps=24, keep_support=weight).metadata()["refinement"]["kept"]
+        transport(**given, refine=True, refine_steps=24, refine_keep=weight).metadata()["refinement"]["kept"]
         for weight in (0.0, 10.0)
     ]
     assert kept[1] > kept[0]
@@ -406,7 +406,7 @@ def test_the_command_line_says_what_was_reached(cli, inputs, tmp_path):
         ({"refine_rank": 5}, "nothing is refined"),
         ({"refine": True, "refine_steps": 0}, "at least one step"),
         ({"refine": True, "refine_rank": 0}, "a rank is at least 1"),
-        ({"refine": True, "keep_support": -1.0}, "must be 0 or more"),
+        ({"refine": True, "refine_keep": -1.0}, "must be 0 or more"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(asked, message, inputs):

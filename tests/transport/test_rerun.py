@@ -39,8 +39,8 @@ def run(cli, inputs, *more):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["--anyway"],
-        ["--alpha", "0.5", "--dtype", "bfloat16", "--residual", "tied", "--anyway"],
+        ["--force-unrelated"],
+        ["--alpha", "0.5", "--dtype", "bfloat16", "--residual", "tied", "--force-unrelated"],
         ["--alpha", "auto", "--method", "transfusion"],
         ["--method", "ot"],
         ["--method", "random", "--seed", "4"],
@@ -58,13 +58,13 @@ def test_a_run_is_repeated(settings, cli, inputs, tmp_path):
 
 
 def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
-    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway")[0] == 0
+    assert run(cli, inputs, "-o", tmp_path / "first", "--force-unrelated")[0] == 0
     metadata = json.loads((tmp_path / "first" / "transfusion.json").read_text())
     assert metadata["alignment"]["file"] == PI_FILE
     assert PI_FILE in metadata["contents"]
     assert Alignment.load(tmp_path / "first" / PI_FILE).digest == metadata["alignment"]["blake3"]
     assert len(list((tmp_path / "first").glob("*.safetensors"))) == 1, "some programs load all of them"
-    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway", "--force")[0] == 0, (
+    assert run(cli, inputs, "-o", tmp_path / "first", "--force-unrelated", "--force")[0] == 0, (
         "it is a file of this program"
     )
     monkeypatch.delattr(import_module("transfusion.transport.rerun"), "align")
@@ -77,7 +77,7 @@ def test_the_pi_that_a_run_kept_is_used(cli, inputs, tmp_path, monkeypatch):
 
 
 def test_a_kept_pi_that_is_a_link_to_elsewhere_is_refused(cli, inputs, tmp_path):
-    assert run(cli, inputs, "-o", tmp_path / "first", "--anyway")[0] == 0
+    assert run(cli, inputs, "-o", tmp_path / "first", "--force-unrelated")[0] == 0
     (tmp_path / "first" / PI_FILE).rename(tmp_path / "elsewhere.safetensors")
     (tmp_path / "first" / PI_FILE).symlink_to(tmp_path / "elsewhere.safetensors")
     for command in (["transport", "--from"], ["report"]):
@@ -134,7 +134,7 @@ def test_a_merge_and_an_adapter_are_repeated_too(cli, inputs, made, tmp_path):
     adapter.save_pretrained(tmp_path / "lora")
     common = ["--base", inputs["a"], "--onto", inputs["b"], "--method", "naive"]
     assert cli("transport", tmp_path / "lora", *common, "-o", tmp_path / "one")[0] == 0
-    assert cli("transport", tmp_path / "lora", *common, "--merge", "-o", tmp_path / "two")[0] == 0
+    assert cli("transport", tmp_path / "lora", *common, "--full", "-o", tmp_path / "two")[0] == 0
     both = [inputs["tuned"], tmp_path / "lora"]
     assert cli("merge", *both, *common, "--how", "dare", "--seed", "3", "-o", tmp_path / "three")[0] == 0
     twice = [tmp_path / "lora", tmp_path / "lora"]
@@ -187,7 +187,7 @@ def test_metadata_in_another_format_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said", [["--alpha", "0.3"], ["--dtype", "bfloat16"], ["--merge"], ["--method", "naive"]]
+    "said", [["--alpha", "0.3"], ["--dtype", "bfloat16"], ["--full"], ["--method", "naive"]]
 )
 def test_whatever_the_metadata_decides_is_refused_beside_it(said, cli, inputs, tmp_path):
     run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
@@ -238,7 +238,7 @@ def test_as_many_fine_tunes_as_the_metadata_names(cli, inputs, tmp_path):
 def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):
     import transformers
 
-    from transfusion.transport.transport_run import transport
+    from transfusion.transport.transport import transport
 
     a, b, tuned = (transformers.ViTModel.from_pretrained(inputs[role]) for role in ("a", "b", "a"))
     tuned.layernorm.weight.data += 1
@@ -249,7 +249,7 @@ def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):
 
 
 def test_the_card_tells_people(cli, inputs, tmp_path):
-    code, _, err = run(cli, inputs, "-o", tmp_path / "first", "--anyway")
+    code, _, err = run(cli, inputs, "-o", tmp_path / "first", "--force-unrelated")
     assert code == 0, err
     text = (tmp_path / "first" / "README.md").read_text()
     card = ModelCard.load(tmp_path / "first" / "README.md")

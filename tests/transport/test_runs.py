@@ -62,10 +62,10 @@ def test_an_interrupted_transport_is_resumed(inputs, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Output, "rows", stop)
     with pytest.raises(KeyboardInterrupt):
-        transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
+        transfusion.transport(**inputs, output=tmp_path / "moved", force_unrelated=True)
     monkeypatch.setattr(Output, "rows", rows)
     noted = Noted()
-    transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True, progress=noted)
+    transfusion.transport(**inputs, output=tmp_path / "moved", force_unrelated=True, progress=noted)
     assert noted.notes[0] == "note: going on with the π that an interrupted run had found"
     metadata = json.loads((tmp_path / "moved" / "transfusion.json").read_text())
     assert metadata["run"]["seconds"] > 0
@@ -84,13 +84,13 @@ def test_a_run_that_is_refused_leaves_nothing(inputs, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Output, "rows", refuse)
     with pytest.raises(MismatchError, match="at fault"):
-        transfusion.transport(**inputs, output=tmp_path / "moved", anyway=True)
+        transfusion.transport(**inputs, output=tmp_path / "moved", force_unrelated=True)
     assert kept
     assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
 
 def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("transfusion.transport.output_run").OutputRun, "_align", None)
+    monkeypatch.setattr(import_module("transfusion.transport.transport"), "_found", None)
     with pytest.raises(OutputError, match="is, or holds, an input"):
         transfusion.transport(**inputs, output=inputs["finetuned"], force=True)
     (tmp_path / "there").mkdir()
@@ -101,7 +101,7 @@ def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_moved_is_refused_before_the_search(inputs, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("transfusion.transport.output_run").OutputRun, "_align", None)
+    monkeypatch.setattr(import_module("transfusion.transport.transport"), "_found", None)
     with pytest.raises(SettingError, match="is too little"):
         transfusion.transport(**inputs, resources=Resources(memory=1000))
     other = finetuned(CASES["bert"], made("bert", 1), tmp_path / "other")
@@ -220,7 +220,7 @@ def test_a_moved_adapter_is_shown_by_its_name(made, tmp_path):
 @pytest.mark.parametrize(
     ("verb", "text", "shown"),
     [
-        ("transport", "leave out `full`", "leave out --merge"),
+        ("transport", "leave out `full`", "leave out --full"),
         ("merge", "leave out `full`", "leave out --full"),
         ("apply", 'align with `residual="tied"`', "align with --residual tied"),
         ("transport", "or `trust_base=True` if you are sure", "or --trust-base if you are sure"),
@@ -241,7 +241,7 @@ def test_hints_speak_of_options_on_the_command_line(verb, text, shown):
     [("memory", "resources=transfusion.Resources(memory=…)"), ("methd", "'method'"), ("zzz", "help")],
 )
 def test_unknown_parameters_are_refused_before_models_are_read(name, hint):
-    with pytest.raises(SettingError, match=f"there is no parameter '{name}'") as caught:
+    with pytest.raises(SettingError, match=f"transport has no parameter '{name}'") as caught:
         transfusion.transport("nowhere/tuned", base="nowhere/a", onto="nowhere/b", **{name: 1})
     assert hint in str(caught.value.hint)
 
@@ -256,11 +256,3 @@ def test_hints_of_the_library_speak_of_parameters():
             if isinstance(node, ast.keyword) and node.arg == "hint":
                 text = re.sub(r"'transfusion [^']*'|`?\bray start .*", "", ast.unparse(node.value))
                 assert not re.search(r"--[a-z]", text), f"{file.name}, line {node.value.lineno}: {text}"
-
-
-def test_every_verb_has_a_file_of_its_name():
-    from transfusion.cli.app import app
-
-    folder = Path(transfusion.__file__).parent / "cli"
-    verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert verbs <= {path.stem for path in folder.glob("*.py")}

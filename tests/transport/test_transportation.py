@@ -24,8 +24,8 @@ from transfusion.transport.alpha import Alpha
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Action
 from transfusion.transport.task_vector import TaskVector, added, wide
+from transfusion.transport.transport import merge, transport
 from transfusion.transport.transport_plan import TransportPlan
-from transfusion.transport.transport_run import merge, transport
 
 WITH_HEADS = (
     ("vit", "vit-classifier"),
@@ -342,7 +342,7 @@ def test_any_float_type_can_be_moved(dtype, made, tmp_path):
             model.model.norm.weight.data *= 1.5
         model.save_pretrained(tmp_path / role)
         folders[role] = tmp_path / role
-    bases = {"base": folders["a"], "onto": folders["b"], "residual": "fixed", "anyway": True}
+    bases = {"base": folders["a"], "onto": folders["b"], "residual": "fixed", "force_unrelated": True}
     state = transport(folders["tuned"], **bases).state_dict()
     assert {value.dtype for value in state.values()} == {dtype}
     own = Model.open(folders["b"]).checkpoint.read("model.norm.weight").double()
@@ -620,5 +620,5 @@ def test_buffers_that_older_libraries_stored_are_written_as_they_are(made, tmp_p
         file = tmp_path / place / "model.safetensors"
         save_file({**load_file(file), name: rows}, file, {"format": "pt"})
     bases = {"base": tmp_path / "a", "onto": tmp_path / "b"}
-    transport(tmp_path / "tuned", **bases, anyway=True, output=tmp_path / "moved")
+    transport(tmp_path / "tuned", **bases, force_unrelated=True, output=tmp_path / "moved")
     assert torch.equal(load_file(tmp_path / "moved" / "model.safetensors")[name], rows)

@@ -16,7 +16,7 @@ from transfusion.errors import ArchitectureError, LayoutError
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.transport.apply import apply
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 from transfusion.verification.certify import certify_file, randomise
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_talker.py"

@@ -16,11 +16,9 @@ from transfusion import __version__
 from transfusion.cli.command import Verb, command
 from transfusion.cli.demo import demo
 from transfusion.cli.inspect import inspect
-from transfusion.cli.merge import merge
 from transfusion.cli.option_checks import checked
 from transfusion.cli.report import report
-from transfusion.cli.transport import transport
-from transfusion.cli.verbs import ALIGN, APPLY, BARRIER, EVALUATE, FEWSHOT, SWEEP
+from transfusion.cli.verbs import ALIGN, APPLY, BARRIER, EVALUATE, FEWSHOT, MERGE, SWEEP, TRANSPORT
 from transfusion.cli.verify import verify
 
 
@@ -69,7 +67,7 @@ def _common(
 
 
 for verb in (
-    *(inspect, ALIGN, APPLY, verify, transport, merge),
+    *(inspect, ALIGN, APPLY, verify, TRANSPORT, MERGE),
     *(EVALUATE, SWEEP, BARRIER, FEWSHOT, report, demo),
 ):
     app.command(cls=_Verb)(command(verb) if isinstance(verb, Verb) else checked(verb))

@@ -60,7 +60,7 @@ def command(verb: Verb) -> Callable[..., None]:
     parameters = [*options(verb.settings), *(_console(name) for name in verb.console)]
     if verb.written:
         parameters = [_required(one) if one.name == "output" else one for one in parameters]
-    names = [one.name for one in parameters if one.name not in _CONSOLE]
+    names = [one.name for one in parameters if one.name not in verb.console]
 
     def run(**values: Any) -> None:
         VERB.set(verb.name)

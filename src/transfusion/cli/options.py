@@ -127,7 +127,7 @@ VocabularyShare = Annotated[
 Anyway = Annotated[
     bool,
     typer.Option(
-        "--anyway",
+        "--force-unrelated",
         help="Insist where A and B have so little in common that the result would be of no use.",
         rich_help_panel=_MODELS,
     ),

@@ -1,192 +1,23 @@
-"""The verb ``transport``, and the output that it has in common with ``merge``."""
+"""What the verbs ``transport`` and ``merge`` print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
-from transfusion.cli.console import Messages, results_apart, show
-from transfusion.cli.option_checks import given, missing
-from transfusion.cli.options import (
-    Anyway,
-    ArchitectureFile,
-    Config,
-    DryRun,
-    Force,
-    From,
-    Json,
-    MaybeBase,
-    MaybeOnto,
-    NewTokensOption,
-    OtherPartsOption,
-    Output,
-    Quiet,
-    StoredDtype,
-    TrustBase,
-    Verbose,
-    Via,
-    VocabularyShare,
-    computing,
-)
-from transfusion.cli.search_options import CalibrateOption, Seed, aligning
+from transfusion.cli.console import show
 from transfusion.errors import listing
 from transfusion.runtime.byte_sizes import format_bytes
 
-if TYPE_CHECKING:
-    from transfusion.runtime.resources import Resources
-    from transfusion.transport.output import Output as MovedOutput
 
-
-@given(aligning=aligning, resources=computing)
-def transport(
-    *,
-    context: typer.Context,
-    output: Output,
-    resources: Resources,
-    finetuned: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FINETUNED",
-            show_default=False,
-            help="The fine-tune of A: a model, a PEFT adapter, or a LoRA file.",
-        ),
-    ] = None,
-    base: MaybeBase = None,
-    onto: MaybeOnto = None,
-    via: Via = None,
-    alpha: Annotated[
-        str | None,
-        typer.Option(
-            "--alpha",
-            show_default="1; less where a functional π would do harm",
-            help="How much of the change to add: a number, a file with one number per layer, or auto: as much"
-            " as changes B's outputs on synthetic inputs the way the fine-tune changed A's.",
-        ),
-    ] = None,
-    aligning: dict[str, Any],
-    keep_support: Annotated[
-        float | None,
-        typer.Option(
-            "--keep-support",
-            show_default="no bound",
-            help="Protect what B could do before: take a smaller α, so that B's outputs on synthetic inputs"
-            " move by no more than this share of their own spread. With --refine: the weight of keeping B's"
-            " outputs, beside the fine-tune's (0.3 by default).",
-        ),
-    ] = None,
-    refine: Annotated[
-        bool,
-        typer.Option(
-            "--refine",
-            help="Then train the result to answer like the fine-tune, on synthetic inputs and without data;"
-            " of an adapter, only the adapter.",
-        ),
-    ] = False,
-    refine_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--refine-steps", min=1, show_default="600", help="The largest number of training steps."
-        ),
-    ] = None,
-    refine_rank: Annotated[
-        int | None,
-        typer.Option(
-            "--refine-rank",
-            min=1,
-            show_default="all weights",
-            help="Leave B untouched, train a LoRA of this rank, and write it as an adapter.",
-        ),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--merge", help="Of an adapter: write the whole model, with the adapter in it.")
-    ] = False,
-    repeat: From = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    seed: Seed = 0,
-    calibrate: CalibrateOption = None,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    new_tokens: NewTokensOption = "refuse",
-    other_parts: OtherPartsOption = "refuse",
-    vocabulary_share: VocabularyShare = None,
-    anyway: Anyway = False,
-    trust_base: TrustBase = False,
-    dtype: StoredDtype = None,
-) -> None:
-    """Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter."""
-    from transfusion.transport.transport_run import transport as run
-
-    common: dict[str, Any] = {"base": base, "onto": onto, "via": via, "output": output, "force": force}
-    common |= {"dry_run": dry_run, "resources": resources}
-    common |= {"progress": Messages(quiet=quiet, verbose=verbose)}
-    if repeat is not None:
-        show_rerun(context, repeat, [finetuned] if finetuned else [], common, as_json)
-        return
-    if finetuned is None or base is None or onto is None:
-        raise missing({"FINETUNED": finetuned, "--base": base, "--onto": onto})
-    with results_apart():
-        moved = run(
-            finetuned,
-            alpha=alpha,
-            keep_support=keep_support,
-            refine=refine,
-            refine_steps=refine_steps,
-            refine_rank=refine_rank,
-            calibrate=calibrate,
-            dtype=dtype,
-            full=full,
-            new_tokens=new_tokens,
-            other_parts=other_parts,
-            vocabulary_share=vocabulary_share,
-            anyway=anyway,
-            trust_base=trust_base,
-            seed=seed,
-            config=config,
-            architecture=architecture,
-            **common,
-            **aligning,
-        )
-    show_output(moved, output, dry_run, as_json)
-
-
-_BESIDE_FROM = {
-    *("output", "finetuned", "base", "onto", "via", "repeat", "architecture"),
-    *("jobs", "engine", "address", "memory", "device", "dry_run", "as_json", "force", "quiet", "verbose"),
-}
-
-
-def show_rerun(
-    context: typer.Context, file: Path, finetuned: list[str], common: Mapping[str, Any], as_json: bool
-) -> None:
-    """Repeat a recorded run, and print its output; refuse options that the record decides."""
-    from transfusion.transport.rerun import rerun
-
-    named = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    decided = [
-        named[name]
-        for name in context.params
-        if name not in _BESIDE_FROM and str(context.get_parameter_source(name)).endswith("COMMANDLINE")
-    ]
-    if decided:
-        raise typer.BadParameter(f"--from decides {', '.join(decided)}; leave it out")
-    with results_apart():
-        moved = rerun(file, finetuned=finetuned, **common)
-    show_output(moved, common["output"], common["dry_run"], as_json)
-
-
-def show_output(moved: MovedOutput, output: Path, dry_run: bool, as_json: bool) -> None:
+def show_moved(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print what was written; or, in a dry run, what would be."""
-    if dry_run:
-        _show_plan(moved.plan(), output, as_json)
+    output = values["output"]
+    if values["dry_run"]:
+        _show_plan(result.plan(), output, as_json)
         return
-    metadata = moved.metadata()
+    metadata = result.metadata()
     show(
         {"written": str(output), **metadata}, as_json, "\n".join([*_lines(metadata), f"written to {output}"])
     )

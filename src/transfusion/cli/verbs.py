@@ -9,6 +9,7 @@ from typing import Any
 from transfusion.cli.align import show_align
 from transfusion.cli.command import Verb
 from transfusion.cli.console import show, show_result
+from transfusion.cli.transport import show_moved
 from transfusion.evaluation.settings import (
     BarrierSettings,
     EvaluateSettings,
@@ -16,7 +17,7 @@ from transfusion.evaluation.settings import (
     SweepSettings,
 )
 from transfusion.matching.settings import AlignSettings
-from transfusion.transport.settings import ApplySettings
+from transfusion.transport.settings import ApplySettings, MergeSettings, TransportSettings
 
 Values = Mapping[str, Any]
 
@@ -75,6 +76,20 @@ APPLY = Verb(
     "Write π(A): the same function as A, its units in B's order.",
     _applied,
     console=_FEW,
+    written=True,
+)
+TRANSPORT = Verb(
+    "transport",
+    TransportSettings,
+    "Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter.",
+    show_moved,
+    written=True,
+)
+MERGE = Verb(
+    "merge",
+    MergeSettings,
+    "Write B + α·(several fine-tunes of A, moved by one π and combined).",
+    show_moved,
     written=True,
 )
 EVALUATE = Verb(

@@ -32,7 +32,7 @@ from transfusion.runtime.devices import as_precision, require_device
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.output import Output
-from transfusion.transport.output_run import calibrated, refuse_beside_via
+from transfusion.transport.transport import calibrated, refuse_beside_via
 from transfusion.transport.transport_plan import Base, TransportPlan
 
 NAIVE = "naive"
@@ -178,7 +178,7 @@ def open_lines(settings: LineSettings) -> Lines:
     via, config, progress = given_alignments(settings.via), settings.config, settings.progress
     if via:
         refuse_beside_via(settings.aligning)
-    aligning = calibrated(settings.calibrate, via or None, settings.aligning)
+    aligning = calibrated(settings, via or None).aligning
     pair = Pair.open(_base(settings), settings.onto, config, progress, settings.vocabulary_share)
     a, b = pair.a, pair.b
     tuned = open_finetune(settings.finetuned, a, b, config, progress, trust_base=settings.trust_base)

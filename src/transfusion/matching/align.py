@@ -119,8 +119,8 @@ def _between_shapes(
     def on_axis(name: str, total: int) -> None:
         on_step(Step("pass", 0, next(done), total, name, None))
 
-    provenance, anyway = replace(made, policy=Policy()), settings.anyway
-    return align_shapes(pair.a, pair.b, chosen.functional, provenance, anyway=anyway, on_axis=on_axis)
+    provenance, force = replace(made, policy=Policy()), settings.force_unrelated
+    return align_shapes(pair.a, pair.b, chosen.functional, provenance, force_unrelated=force, on_axis=on_axis)
 
 
 @verb(AlignSettings)

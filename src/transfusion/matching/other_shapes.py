@@ -305,17 +305,17 @@ def align_shapes(
     options: FunctionalOptions,
     provenance: Provenance,
     *,
-    anyway: bool = False,
+    force_unrelated: bool = False,
     on_axis: Callable[[str, int], None] = lambda axis, total: None,
 ) -> Alignment:
-    """Align two models of different shapes; refuse those that compute unrelated things, unless ``anyway``."""
+    """Align two models of different shapes; refuse unrelated ones unless ``force_unrelated``."""
     with run_both(a.to_run, b, options, provenance.seed) as probed:
         found = ShapeMatching(probed.a, probed.b, probed.about, on_axis).find(provenance)
     advice = found.provenance.advice
-    if not anyway and advice["found"] < advice["null"] + MARGIN:
+    if not force_unrelated and advice["found"] < advice["null"] + MARGIN:
         raise UselessResultError(
             f"{a.label} and {b.label} compute unrelated things: A's activations predict"
             f" {advice['found']:.1%} of B's, and {advice['null']:.1%} by chance",
-            hint="fine-tune B anew; or insist with `anyway`",
+            hint="fine-tune B anew; or insist with `force_unrelated`",
         )
     return found

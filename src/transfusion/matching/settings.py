@@ -81,7 +81,7 @@ class MatchingSettings:
         shown="0.5",
         panel=MODELS,
     )
-    anyway: bool = setting(
+    force_unrelated: bool = setting(
         False,
         "Insist where A and B have so little in common that the result would be of no use.",
         kind=bool,

@@ -125,7 +125,13 @@ def verb(
 
 
 def _refuse_unknown(verb: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+    from transfusion.runtime.resources import Resources
+
     for name in given:
+        if name not in names and "resources" in names and name in Resources.__dataclass_fields__:
+            raise SettingError(
+                f"{verb} has no parameter {name!r}", hint=f"give resources=transfusion.Resources({name}=…)"
+            )
         if name not in names:
             close = get_close_matches(name, names, 1)
             raise SettingError(

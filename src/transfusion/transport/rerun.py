@@ -17,7 +17,7 @@ from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.output import Output
 from transfusion.transport.output_record import FILE, kept_pi, read_metadata
-from transfusion.transport.transport_run import merge, transport
+from transfusion.transport.transport import merge, transport
 
 _SETTINGS = ("new_tokens", "other_parts", "full", "head", "rank", "config", "architecture")
 """The recorded settings that are passed on as they are."""
@@ -70,7 +70,7 @@ def rerun(
     }
     asked: dict[str, Any] = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
     asked |= {"alpha": metadata["alpha"], "dtype": metadata["dtype"], "vocabulary_share": 0.0}
-    asked |= {"trust_base": True, "anyway": True}  # both were decided then
+    asked |= {"trust_base": True, "force_unrelated": True}  # both were decided then
     asked |= {"output": output, "force": force, "dry_run": dry_run}
     asked |= {"resources": resources, "progress": progress}
     place = via or settings.get("via")
@@ -88,7 +88,7 @@ def rerun(
         return merge(tuned, **bases, **asked, seed=metadata["seed"] or 0)
     if (refinement := settings.get("refinement")) is not None:
         asked |= {"refine": True, "refine_steps": refinement["steps"], "refine_rank": refinement["rank"]}
-        asked |= {"keep_support": refinement["keep"], "calibrate": refinement["calibrate"]}
+        asked |= {"refine_keep": refinement["keep"], "calibrate": refinement["calibrate"]}
         asked |= {"seed": refinement["seed"]}
     return transport(tuned[0], **bases, **asked)
 
@@ -132,5 +132,11 @@ def _aligned_again(metadata: Mapping[str, Any], file: Path, base: Any, onto: Any
             hint="repeat it with the version that wrote it, or give the file of π as `via`",
         ) from error
     dtype, advice = info["options"]["dtype"], bool(info["advice"])
-    asked = {"seed": info["seed"], "dtype": dtype, "advice": advice, "vocabulary_share": 0.0, "anyway": True}
+    asked = {
+        "seed": info["seed"],
+        "dtype": dtype,
+        "advice": advice,
+        "vocabulary_share": 0.0,
+        "force_unrelated": True,
+    }
     return align(base, onto, method=method, **asked, **common)

@@ -28,6 +28,13 @@ HOWS = ("sum", "mean", "ties", "dare")
 REFINING = "Refinement"
 
 
+def counted_from_one(text: str) -> int:
+    """Return the index of what is counted from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingError(f"{text!r} is not a number of 1 or more", hint="1 is the first fine-tune")
+    return int(text) - 1
+
+
 def numbers(text: str) -> tuple[float, ...]:
     """Return numbers with commas between them."""
     try:
@@ -144,7 +151,10 @@ class MergeSettings(MovingSettings):
         None, "The share of each change that ties and dare keep.", kind=float, shown="0.2"
     )
     head: int | None = setting(
-        None, "Keep the heads of this fine-tune, counted from 0 in Python and from 1 here.", kind=int, least=1
+        None,
+        "Keep the heads of this fine-tune, counted from 0 in Python and from 1 here.",
+        parse=counted_from_one,
+        metavar="NUMBER",
     )
     rank: int | None = setting(
         None, "Of adapters: the rank of the result.", kind=int, least=1, shown="the sum of theirs"

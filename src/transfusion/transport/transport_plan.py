@@ -36,17 +36,14 @@ from transfusion.transport.adapters.lora_between_shapes import lora_between_shap
 from transfusion.transport.adapters.lora_file import LoraFile, OtherParts, is_adapter, open_adapter
 from transfusion.transport.adapters.merging import merged_adapter_output
 from transfusion.transport.adapters.move import MovedAdapter, adapter_in_vocabulary, adapter_output
-from transfusion.transport.alpha import Alpha, AlphaArgument
-from transfusion.transport.alpha_chooser import AlphaChooser
-from transfusion.transport.balanced_alpha import AUTO, balanced_alpha
+from transfusion.transport.alpha import AUTO, Alpha, AlphaArgument, balanced_alpha
+from transfusion.transport.alpha_on_probes import AlphaChooser, AlphaSearch, RunnableFinetune
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.move import dense_output
 from transfusion.transport.output import Output
 from transfusion.transport.output_record import OutputRecord, recorded_base
-from transfusion.transport.output_shift import AlphaSearch
 from transfusion.transport.refinement.training import Teacher
-from transfusion.transport.runnable_finetune import RunnableFinetune
 from transfusion.transport.task_vector import NewTokens, TaskVector, added_tokens
 from transfusion.transport.task_vector_sources import DenseSource, TaskVectorSource
 
@@ -326,12 +323,12 @@ class TransportPlan:
         keep_support: float | None = None,
         calibrate: str | Path | None = None,
         output_record: OutputRecord | None = None,
-        anyway: bool = False,
+        force_unrelated: bool = False,
     ) -> Output:
         """Prepare B + α·π(τ). With ``full``, an adapter becomes part of the model.
 
         Without ``alpha`` it is 1; less if π rotates, and B's outputs would move far in another direction than
-        A's did; refused if they would move in an unrelated one, unless ``anyway``.
+        A's did; refused if they would move in an unrelated one, unless ``force_unrelated``.
         """
         adapter = isinstance(finetuned, str | Path) and is_adapter(finetuned)
         if full and not adapter:
@@ -340,7 +337,12 @@ class TransportPlan:
             self._require_lora(finetuned)
         search = partial(self.alpha_search, finetuned, calibrate=calibrate, new_tokens=new_tokens)
         chosen, output_record = self.choose_alpha(
-            alpha, (finetuned,), search, output_record or OutputRecord(), keep_support, anyway=anyway
+            alpha,
+            (finetuned,),
+            search,
+            output_record or OutputRecord(),
+            keep_support,
+            force_unrelated=force_unrelated,
         )
         if isinstance(finetuned, str | Path) and adapter and not full:
             by_weights = alpha == AUTO and "not_tried" in (output_record.output_shift or {})

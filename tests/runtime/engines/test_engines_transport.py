@@ -26,7 +26,7 @@ from transfusion.runtime.resources import PROGRAM, WORKER, Resources
 from transfusion.runtime.threads import Threads
 from transfusion.transport.output import Output
 from transfusion.transport.output_record import PI_FILE
-from transfusion.transport.transport_run import transport
+from transfusion.transport.transport import transport
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,16 @@ def test_tensors_that_are_moved_whole_need_more_memory(inputs, monkeypatch):
 
 @pytest.mark.slow
 def test_on_the_command_line_with_an_alignment_on_the_way(ray, inputs, tmp_path, cli):
-    asked = ("transport", inputs["tuned"], "--base", inputs["a"], "--onto", inputs["b"], "-q", "--anyway")
+    asked = (
+        "transport",
+        inputs["tuned"],
+        "--base",
+        inputs["a"],
+        "--onto",
+        inputs["b"],
+        "-q",
+        "--force-unrelated",
+    )
     assert cli(*asked, "-o", tmp_path / "here")[0] == 0
     assert cli(*asked, "-o", tmp_path / "there", "--engine", "ray", "--jobs", 2)[0] == 0
     assert hashes(tmp_path / "there") == hashes(tmp_path / "here")

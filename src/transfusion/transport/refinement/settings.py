@@ -44,7 +44,7 @@ class RefinementSettings:
             )
         if not 0 <= self.keep < float("inf"):
             raise SettingError(
-                f"`keep_support` = {self.keep}: the weight of B's outputs must be 0 or more",
+                f"`refine_keep` = {self.keep}: the weight of B's outputs must be 0 or more",
                 hint="1 weighs them like those of the fine-tune, 0 keeps nothing",
             )
 
@@ -90,7 +90,7 @@ def refinement_settings(
 ) -> RefinementSettings | None:
     """Return the settings as users give them; None without ``refine``, where no setting of it is taken."""
     if not refine:
-        for name, value in (("refine_steps", steps), ("refine_rank", rank)):
+        for name, value in (("refine_steps", steps), ("refine_rank", rank), ("refine_keep", keep)):
             if value is not None:
                 raise SettingError(f"`{name}`: nothing is refined", hint="add `refine`")
         return None

@@ -8,26 +8,102 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transfusion.errors import ArchitectureError
+from transfusion.architecture.naming import Naming
+from transfusion.errors import ArchitectureError, LibraryError, SettingError, UselessResultError
 from transfusion.model.model import Model
-from transfusion.running.building import skeleton
+from transfusion.running.building import build, skeleton
 from transfusion.running.live_model import WHOLE, HowToRun, RunningModel
 from transfusion.running.probes import calibration_probes, synthetic_probes
 from transfusion.running.probes.pairs import InputTranslation, SameInputs
 from transfusion.running.probes.probed_model import Probes
 from transfusion.runtime.progress import phase
-from transfusion.transport.moved_model import MovedModel, StreamedMove, WholeMove
-from transfusion.transport.runnable_finetune import RunnableFinetune
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.transport.alpha import AUTO, Alpha, AlphaArgument
+from transfusion.transport.output import Output
+
+
+@dataclass(frozen=True)
+class RunnableFinetune:
+    """A model, or what computes one."""
+
+    made: Model | Output
+    resources: Resources = LOCAL
+
+    def module(self) -> nn.Module:
+        """Build the whole module in memory, in float32."""
+        if isinstance(self.made, Model):
+            return build(self.made, torch.float32)
+        return nn.Module.float(self.made.module()).eval()  # libraries warn in methods of their own
+
+    def model(self, folder: Path) -> Model:
+        """Return the model in files, to be run unit by unit; one that is computed is written to a folder."""
+        if isinstance(self.made, Model):
+            return self.made
+        return Model.open(self.made.save(folder, resources=self.resources))
+
+
+class MovedModel(ABC):
+    """The moved fine-tune, which can be run with any α."""
+
+    module: nn.Module
+    """Its module; without weights, if it runs unit by unit."""
+
+    @abstractmethod
+    def at(self, alpha: float) -> AbstractContextManager[RunningModel]:
+        """Within the block, run the model with this α."""
+
+
+class WholeMove(MovedModel):
+    """The whole module in memory, with B's weights and their change."""
+
+    def __init__(self, module: nn.Module, b: Model, how: HowToRun) -> None:
+        self.module, self.b, self.how = nn.Module.to(module, how.device), b, how
+        naming = Naming(b.family, live=True)
+        places = {naming.canonical(name): parameter for name, parameter in module.named_parameters()}
+        self.ends: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        """For every parameter that B has too, B's value and the change that α = 1 adds."""
+        for name, own in nn.Module.to(build(b, torch.float32), how.device).named_parameters():
+            parameter = places.get(naming.canonical(name))
+            if parameter is not None and parameter.shape == own.shape:
+                self.ends[parameter] = own.data, parameter.data - own.data
+
+    @contextmanager
+    def at(self, alpha: float) -> Iterator[RunningModel]:
+        for parameter, (start, change) in self.ends.items():
+            parameter.data = start + alpha * change
+        yield RunningModel(self.module, self.b.family, self.how.workers, self.how.device)
+
+
+class StreamedMove(MovedModel):
+    """Both models in files: every unit is read from both, and combined, when it runs."""
+
+    def __init__(self, moved: Model, b: Model, how: HowToRun) -> None:
+        self.moved, self.b, self.how = moved, b, how
+        self.module = skeleton(moved)
+
+    def at(self, alpha: float) -> AbstractContextManager[RunningModel]:
+        def read(name: str) -> Tensor:
+            whole = self.moved.read(name).float()
+            if name not in self.b.names or self.b.info(name).shape != self.moved.info(name).shape:
+                return whole
+            own = self.b.read(name).float()
+            return own + alpha * (whole - own)
+
+        return self.how.opened(self.moved, read)
+
 
 PROBES = 64
 COPIES = 3
@@ -242,3 +318,73 @@ def _cosine(one: Tensor, other: Tensor) -> float:
 
 def _ratio(one: Tensor, other: Tensor) -> float:
     return float(torch.linalg.vector_norm(one) / torch.linalg.vector_norm(other).clamp(min=1e-30))
+
+
+@dataclass(frozen=True)
+class ChosenAlpha:
+    """An α, and what was measured in B's outputs."""
+
+    alpha: AlphaArgument | None
+    output_shift: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AlphaChooser:
+    """Chooses α, or refuses to."""
+
+    rotates: bool
+    """Whether π has maps from activations, whose errors are spread over all units."""
+    least_direction: float = UNRELATED
+    """The cosine between the changes of B's and A's outputs below which none is chosen, but refused."""
+    must_measure: bool = False
+    """Whether an α is chosen only if the change of B's outputs can be measured."""
+
+    def choose(
+        self,
+        asked: AlphaArgument | None,
+        keep_support: float | None,
+        search: Callable[[], AlphaSearch],
+        *,
+        force_unrelated: bool = False,
+        refinable: bool = True,
+    ) -> ChosenAlpha:
+        """Choose α by running models on probes.
+
+        Where models cannot be run, and there is no ``keep_support``, the weights alone decide. An α that was
+        not asked for is lowered where it would do harm, or refused unless ``force_unrelated``.
+        ``refinable`` says whether a refinement could be asked for instead.
+        """
+        self._require_sensible(asked, keep_support)
+        try:
+            alpha_search = search()
+        except (ArchitectureError, LibraryError) as error:
+            if keep_support is not None or (self.must_measure and not force_unrelated):
+                raise
+            return ChosenAlpha(asked, {"not_tried": str(error)})
+        info: dict[str, Any] = {"probes": alpha_search.probes.about}
+        whole = alpha_search.best() if asked == AUTO else alpha_search.at(Alpha.of(asked or 1.0).default)
+        found, ours = whole, self.rotates and asked in (AUTO, None)
+        if ours:
+            found = alpha_search.harmless(whole, RELATED if asked == AUTO else SAME)
+        if found.alpha < whole.alpha:
+            info["lowered"] = whole.as_dict()
+        if keep_support is not None:
+            found = alpha_search.within(keep_support, found.alpha)
+        if ours and found.direction < self.least_direction and not force_unrelated:
+            raise UselessResultError(
+                f"with this π, B's outputs would not move as A's did (cosine {found.direction:.2f}):"
+                " the fine-tune would not arrive, and B would lose some of what it can do",
+                hint=("add `refine`, which starts from B then; or " if refinable else "")
+                + "give a number for `alpha`, and measure; or insist with `force_unrelated`",
+            )
+        return ChosenAlpha(round(found.alpha, 4), {**found.as_dict(), **info})
+
+    @staticmethod
+    def _require_sensible(asked: AlphaArgument | None, keep_support: float | None) -> None:
+        if keep_support is not None and not 0 < float(keep_support) < float("inf"):
+            raise SettingError(
+                f"`keep_support` = {keep_support}: it must be a number above 0",
+                hint="give the share of their own spread that B's outputs may move by, such as 0.2",
+            )
+        if asked not in (AUTO, None) and Alpha.of(asked).patterns:
+            raise SettingError("`keep_support`: α was given for every layer", hint="give one number, or auto")

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from transfusion.transport.adapters.lora_file import is_adapter
-from transfusion.transport.alpha import AlphaArgument
+from transfusion.transport.alpha_on_probes import AlphaSearch, RunnableFinetune
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output import Output
 from transfusion.transport.output_record import OutputRecord
-from transfusion.transport.output_shift import AlphaSearch
-from transfusion.transport.runnable_finetune import RunnableFinetune
+from transfusion.transport.settings import MergeSettings
 from transfusion.transport.task_vector import NewTokens
 from transfusion.transport.transport_plan import TransportPlan
 
@@ -23,25 +21,26 @@ from transfusion.transport.transport_plan import TransportPlan
 def checked_merge(
     plan: TransportPlan,
     finetuned: Sequence[Finetune],
-    *,
     merging: MergeRule,
-    alpha: AlphaArgument | None,
-    head: int | None = None,
-    calibrate: str | Path | None = None,
-    anyway: bool = False,
-    output_record: OutputRecord,
-    **asked: Any,
+    settings: MergeSettings,
+    record: OutputRecord,
 ) -> Output:
-    """Prepare a merge; choose α as `transport` does, by the combined change of all fine-tunes.
-
-    ``asked`` are further parameters of `TransportPlan.merge`.
-    """
-    search = partial(merged_search, plan, finetuned, merging, head, calibrate)
+    """Return the combined fine-tunes on B; α is chosen as `transport` does, by the combined change."""
+    search = partial(merged_search, plan, finetuned, merging, settings.head, settings.calibrate)
     chosen, record = plan.choose_alpha(
-        alpha, finetuned, search, output_record, anyway=anyway, refinable=False
+        settings.alpha, finetuned, search, record, force_unrelated=settings.force_unrelated, refinable=False
     )
-    merging = replace(merging, alpha=chosen)
-    return plan.merge(finetuned, merging=merging, head=head, output_record=record, **asked)
+    return plan.merge(
+        finetuned,
+        merging=replace(merging, alpha=chosen),
+        head=settings.head,
+        full=settings.full,
+        rank=settings.rank,
+        new_tokens=settings.new_tokens,
+        dtype=settings.dtype,
+        trust_base=settings.trust_base or settings.dry_run,
+        output_record=record,
+    )
 
 
 def merged_search(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,8 +53,10 @@ from transfusion.transport.adapters.kinds import (
 from transfusion.transport.adapters.kronecker import (
     LOKR,
     MOST,
+    Kronecker,
     KroneckerCheckpoint,
     as_lora,
+    kronecker_parts,
     lora_config,
 )
 from transfusion.transport.adapters.settings import CONFIG, WEIGHTS, ModuleSettings, require_sensible
@@ -76,55 +77,37 @@ _STALE = "modelspec.hash_sha256"
 """An entry of a header that is false for other tensors."""
 
 
-class AdapterFiles(ABC):
-    """How an adapter is stored."""
+@dataclass(frozen=True)
+class AdapterFiles:
+    """How an adapter is stored: PEFT's folder, or a LoRA file whose header says how it was made."""
 
-    @abstractmethod
+    lora: str | None = None
+    """The name of the LoRA file in a folder; None for PEFT's files."""
+    header: Mapping[str, str] = field(default_factory=dict)
+    """The header of the LoRA before it was moved."""
+
     def require_path(self, path: Path) -> None:
         """Refuse a path that cannot hold these files."""
-
-    @abstractmethod
-    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
-        """Write all files into a staging folder."""
-
-
-class PeftFiles(AdapterFiles):
-    """A folder with adapter_config.json and the weights."""
-
-    def require_path(self, path: Path) -> None:
-        if path.suffix == SINGLE:
+        if self.lora is None and path.suffix == SINGLE:
             raise OutputError(
                 f"{path}: an adapter is a folder with a configuration and weights",
                 hint="give a name without .safetensors",
             )
 
     def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
-        write_shard(staging.output / WEIGHTS[0], _lazy(tensors))
-        write_json(staging.output / CONFIG, output.config or {})
-        _write_texts(staging, output, output.metadata())
-
-
-@dataclass(frozen=True)
-class LoraFiles(AdapterFiles):
-    """One file whose header says how it was made; or a folder with that file."""
-
-    name: str
-    """The name of the file in a folder."""
-    header: Mapping[str, str] = field(default_factory=dict)
-    """The header of the LoRA before it was moved."""
-
-    def require_path(self, path: Path) -> None:
-        pass
-
-    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
-        single = staging.path.suffix == SINGLE
-        ordered = {name: tensors[name] for name in sorted(tensors)}
-        metadata = output.metadata()
-        header = {**self._kept(ordered), HEADER: json.dumps(_shareable(metadata), ensure_ascii=False)}
-        name = staging.path.name if single else self.name
-        write_shard(staging.output / name, _lazy(ordered), metadata=header)
+        """Write all files into a staging folder."""
+        metadata, single = output.metadata(), staging.path.suffix == SINGLE
+        if self.lora is None:
+            write_shard(staging.output / WEIGHTS[0], _lazy(tensors))
+            write_json(staging.output / CONFIG, output.config or {})
+        else:
+            ordered = dict(sorted(tensors.items()))
+            header = {**self._kept(ordered), HEADER: json.dumps(_shareable(metadata), ensure_ascii=False)}
+            name = staging.path.name if single else self.lora
+            write_shard(staging.output / name, _lazy(ordered), metadata=header)
         if not single:
-            _write_texts(staging, output, metadata)
+            for name, text in output.texts(metadata).items():
+                write_text(staging.output / name, text)
 
     def _kept(self, tensors: dict[str, Tensor]) -> dict[str, str]:
         """Return the entries of the header, with the hashes of the new tensors."""
@@ -159,16 +142,10 @@ def _lazy(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     return {name: LazyTensor.of(tensor) for name, tensor in tensors.items()}
 
 
-def _write_texts(staging: StagingFolder, output: Output, metadata: Mapping[str, Any]) -> None:
-    for name, text in output.texts(metadata).items():
-        write_text(staging.output / name, text)
-
-
 # ── adapters ────────────────────────────────────────────────────────────────────────────────────
 
 
 _BOTH = "the configuration and the weights belong to different adapters; download both again"
-MERGED_FULL = "save them in one format; or `full=True` merges the weights, and writes a model"
 _REPLACED = ".original_module."
 """In a key: a module of the base that one of `modules_to_save` replaces. PEFT stores it without using it."""
 LABEL = "label"
@@ -192,24 +169,12 @@ class Adapter:
     @property
     def files(self) -> AdapterFiles:
         """How it is stored, and will be when it has been moved."""
-        return PeftFiles()
+        return AdapterFiles()
 
     @property
     def stated_format(self) -> dict[str, str]:
         """The format of a LoRA file, for the metadata; nothing for PEFT's."""
         return {}
-
-    def merged_files(self, adapters: Sequence[Adapter], ranks: Set[int]) -> AdapterFiles:
-        """Return how several adapters of one format, this one first, are stored as one."""
-        return self.files
-
-    def require_mergeable(self, adapters: Sequence[Adapter]) -> None:
-        """Refuse adapters of several formats, which cannot become one adapter."""
-        if {type(one) for one in adapters} != {Adapter}:
-            raise AdapterError(
-                f"{listing(one.label for one in adapters)}: adapters of several formats cannot become one",
-                hint=MERGED_FULL,
-            )
 
     @classmethod
     def open(cls, reference: str | Path, *, exact: bool = False) -> Adapter:
@@ -238,18 +203,16 @@ class Adapter:
 
     def _as_lora(self, most: int | None) -> Adapter:
         """Return a LoKr as a LoRA of at most this rank."""
-        ends = (".lora_A.weight", ".lora_B.weight")
-        checkpoint = as_lora(
-            self.checkpoint,
-            lambda owner, _: self.settings(unwrapped(owner)).loha_scale,
-            lambda _: ends,
-            most,
-        )
-        if checkpoint is None:
+        modules = {
+            owner: Kronecker(parts, self.settings(unwrapped(owner)).loha_scale, most)
+            for owner, parts in kronecker_parts(self.checkpoint).items()
+        }
+        if not modules:
             raise AdapterError(f"{self.label}: the file has no tensor of a LOKR adapter", hint=_BOTH)
-        ranks = {unwrapped(key.removesuffix(ends[0])): rank for key, rank in checkpoint.ranks.items()}
-        config = lora_config(self.config, ranks)
-        return replace(self, checkpoint=checkpoint, config=config, kind=LORA, original=self)
+        config = lora_config(self.config, {unwrapped(owner): one.rank for owner, one in modules.items()})
+        return replace(
+            self, checkpoint=as_lora(self.checkpoint, modules), config=config, kind=LORA, original=self
+        )
 
     @property
     def converted(self) -> dict[str, Any]:
@@ -292,13 +255,18 @@ class Adapter:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the configuration, and of the name, type, shape and a fixed sample of every tensor."""
+        """A hash of the settings, and of the name, type, shape and a fixed sample of every tensor."""
         if self.original is not None:
             return self.original.fingerprint
-        total = blake3(json.dumps(self.config, sort_keys=True, default=str).encode())
+        total = blake3(json.dumps(self._stated, sort_keys=True, default=str).encode())
         for key, info in sorted(self.checkpoint.tensors.items()):
             total.update(f"{key} {info.dtype} {info.shape} ".encode() + self.checkpoint.sample([key]))
         return total.hexdigest()
+
+    @property
+    def _stated(self) -> Mapping[str, Any]:
+        """The settings that the fingerprint covers."""
+        return self.config
 
     # ── on a base ────────────────────────────────────────────────────────────────────────────
 
@@ -321,8 +289,9 @@ class Adapter:
         )
         for factor in found:
             self._require_fit(factor, place.architecture)
-            if isinstance(self.checkpoint, KroneckerCheckpoint) and factor.weight is not None:
-                self.checkpoint.require_kernel(factor.key, len(base.info(factor.weight.tensor).shape))
+            if isinstance(self.checkpoint, KroneckerCheckpoint) and factor.places:
+                dims = len(base.info(factor.places[0].tensor).shape)
+                self.checkpoint.require_kernel(factor.key, dims)
         return found
 
     @cached_property
@@ -431,14 +400,13 @@ class Adapter:
         stack = spots[0].stack(wholes[0])
         layout = Layout((*stack, *layout.items), layout.arrow, layout.split + len(stack) * bool(layout.arrow))
         tensor = spots[0].tensor if part.of == "weight" else spots[0].bias.tensor
-        joined = spots if len(spots) > 1 else ()
-        return AdapterTensor(key, tensor, layout, part, module, spots[0], joined, rank)
+        return AdapterTensor(key, tensor, layout, part, module, spots, rank)
 
     def _stacked(self, found: list[AdapterTensor], place: TargetWeight) -> list[AdapterTensor]:
         """Return the tensors, with the keys of the whole stack in each member of a stack."""
         stacks: dict[tuple[str, int | None, str], dict[int, AdapterTensor]] = {}
         for factor in found:
-            if (spot := factor.weight) is not None and spot.member is not None:
+            if factor.places and (spot := factor.places[0]).member is not None:
                 stacks.setdefault((spot.tensor, spot.piece, factor.part.name), {})[spot.member] = factor
         keys: dict[str, tuple[str, ...]] = {}
         for (tensor, _, _), members in stacks.items():

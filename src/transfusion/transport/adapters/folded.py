@@ -172,17 +172,17 @@ class FoldedAdapter(TaskVectorSource):
 
     def _changed_by(self, module: str) -> Iterator[str]:
         kind, factors = self.moved.adapter.kind, self.moved.modules[module]
-        onto, spot = self.moved.onto, _spot(factors)
+        onto, places = self.moved.onto, factors[0].places
         if WRAPPED in module:
             raise AdapterError(
-                f"{self.label} changes {spot.tensor} within an attention that is wrapped as a whole; versions"
-                " of PEFT disagree whether to add such a change once or twice",
+                f"{self.label} changes {places[0].tensor} within an attention that is wrapped as a whole;"
+                " versions of PEFT disagree whether to add such a change once or twice",
                 hint="leave the adapter an adapter, or merge it with the PEFT that it was trained with",
             )
         rows = any(factor.part.reference is WeightReference.ROWS for factor in factors)
         own = any(factor.part.of == "bias" for factor in factors)
         scaled = own or any(_multiplies_outputs(factor) for factor in factors)
-        for place in _places(factors):
+        for place in places:
             if rows or kind.changed is not None or kind.added is not None:
                 if place.tensor not in onto.architecture.tensors:
                     raise self.moved.absent(place.tensor, "it cannot be merged")
@@ -246,7 +246,7 @@ class FoldedAdapter(TaskVectorSource):
         moved, factors = self.moved, self.moved.modules[module]
         places = [
             (number, spot)
-            for number, spot in enumerate(_places(factors))
+            for number, spot in enumerate(factors[0].places)
             if name in (spot.tensor, spot.bias.tensor)
         ]
         parts = {factor.part.name: moved.moved(factor) for factor in factors}
@@ -294,16 +294,6 @@ class FoldedAdapter(TaskVectorSource):
                 " inputs, and no weight",
                 hint="leave the adapter an adapter",
             )
-
-
-def _spot(factors: list[AdapterTensor]) -> TensorSlice:
-    """Return the place of a module's weight, from any of its stored tensors."""
-    return next(factor.weight for factor in factors if factor.weight is not None)
-
-
-def _places(factors: list[AdapterTensor]) -> tuple[TensorSlice, ...]:
-    """Return the places of a module's weight: one, or several that are joined along their outputs."""
-    return next(factor.places for factor in factors if factor.places)
 
 
 def _multiplies_outputs(factor: AdapterTensor) -> bool:

@@ -7,9 +7,10 @@ w1 ⊗ w2 are the Kronecker products of those of w1 and w2, so that no large mat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -38,13 +39,16 @@ class Kronecker:
     most: int | None
     """The largest rank; None for all of it."""
 
-    def side(self, name: str) -> tuple[str, ...]:
-        """Return the stored parts of w1 or of w2."""
-        return (name,) if name in self.parts else (f"{name}_a", f"{name}_b")
+    endings: tuple[str, str] = (".lora_A.weight", ".lora_B.weight")
+    """The ends of the keys of its LoRA."""
+
+    def shapes(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes of the stored parts of w1 or of w2."""
+        return [self.parts[part].shape for part in _side(name, self.parts)]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of w1 or w2; that of a convolution has its kernel at the end."""
-        first, *second = (self.parts[part].shape for part in self.side(name))
+        first, *second = self.shapes(name)
         return (*first[:1], *(second[0] if second else first)[1:])
 
     @property
@@ -58,17 +62,15 @@ class Kronecker:
         """The rank of the product, or the largest that is asked for."""
         whole = 1
         for name in ("w1", "w2"):
-            shapes = [self.parts[part].shape for part in self.side(name)]
-            whole *= min(size for shape in shapes for size in (shape[0], torch.Size(shape[1:]).numel()))
+            whole *= min(size for shape in self.shapes(name) for size in (shape[0], prod(shape[1:])))
         return whole if self.most is None else min(whole, self.most)
 
     def decomposed(self, checkpoint: Checkpoint) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
         """Return the singular vectors and values of w1 and w2, and the order of all products of values."""
         found = []
         for name in ("w1", "w2"):
-            first, *second = (
-                checkpoint.read_finite(self.parts[part].name).double().flatten(1) for part in self.side(name)
-            )
+            keys = [self.parts[part].name for part in _side(name, self.parts)]
+            first, *second = (checkpoint.read_finite(key).double().flatten(1) for key in keys)
             found.append(torch.linalg.svd(first @ second[0] if second else first, full_matrices=False))
         return found, torch.outer(found[0][1], found[1][1]).flatten().argsort(descending=True)
 
@@ -88,20 +90,6 @@ class Kronecker:
         ((_, s, _), (_, t, _)), order = self.decomposed(checkpoint)
         squares = torch.outer(s, t).flatten().double().square()
         return float(squares[order[: self.rank]].sum() / squares.sum()) if squares.any() else 1.0
-
-    def require_sound(self, where: str) -> None:
-        """Refuse parts that are missing, double, or of shapes that do not belong together."""
-        if cores := sorted(part for part in self.parts if part.startswith("t")):
-            raise AdapterError(f"{where} has {listing(cores)}: {_TUCKER}", hint=_MERGE)
-        wanted = {part for name in ("w1", "w2") for part in self.side(name)}
-        if wanted != self.parts.keys():
-            raise AdapterError(f"{where} has the parts {listing(sorted(self.parts))} of a LoKr", hint=_AGAIN)
-        for name in ("w1", "w2"):
-            shapes = [self.parts[part].shape for part in self.side(name)]
-            plain = all(len(shape) == 2 for shape in shapes) or (name == "w2" and len(shapes) == 1)
-            joined = len(shapes) == 1 or shapes[0][1:] == shapes[1][:1]
-            if not plain or not joined or any(len(shape) < 2 or 0 in shape for shape in shapes):
-                raise AdapterError(f"{where} has {name} in the shapes {listing(shapes)}", hint=_AGAIN)
 
 
 @dataclass
@@ -148,37 +136,52 @@ class KroneckerCheckpoint(Checkpoint):
         return {"converted_from": LOKR, "rank": max(self.ranks.values()), "kept": kept}
 
 
-def as_lora(
-    stored: Checkpoint,
-    scale: Callable[[str, Mapping[str, TensorInfo]], float],
-    endings: Callable[[str], tuple[str, str]],
-    most: int | None,
-    unused: Collection[str] = (),
-) -> KroneckerCheckpoint | None:
-    """Return the file of a LoKr adapter with the keys and values of a LoRA; None if it has no LoKr.
-
-    ``scale`` is asked for the factor of each module, and ``endings`` how its keys of lora_A and lora_B end.
-    """
+def kronecker_parts(stored: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
+    """Return the stored parts of every LoKr module, by the module's name in the file."""
     parts: dict[str, dict[str, TensorInfo]] = {}
     for key, info in stored.tensors.items():
         if match := _KEY.fullmatch(key):
             parts.setdefault(match["owner"], {})[match["part"]] = info
-    if not parts:
-        return None
+    for owner, found in parts.items():
+        _require_sound(f"{stored.label}: {owner}", found)
+    return parts
+
+
+def as_lora(
+    stored: Checkpoint, modules: Mapping[str, Kronecker], unused: Collection[str] = ()
+) -> KroneckerCheckpoint:
+    """Return the file of a LoKr adapter with the keys and values of a LoRA."""
     tensors = {
         key: info for key, info in stored.tensors.items() if not _KEY.fullmatch(key) and key not in unused
     }
     products: dict[str, tuple[Kronecker, int]] = {}
-    for owner, found in parts.items():
-        module = Kronecker(found, 1.0, most)
-        module.require_sound(f"{stored.label}: {owner}")
-        module = replace(module, scale=scale(owner, found))
-        for side, (ending, shape) in enumerate(zip(endings(owner), module.extents, strict=True)):
+    for owner, module in modules.items():
+        for side, (ending, shape) in enumerate(zip(module.endings, module.extents, strict=True)):
             key = owner + ending
-            tensors[key] = replace(next(iter(found.values())), name=key, shape=shape)
+            tensors[key] = replace(next(iter(module.parts.values())), name=key, shape=shape)
             products[key] = module, side
     label, root, files = stored.label, stored.root, stored.files
     return KroneckerCheckpoint(label, root, tensors, files, stored=stored, products=products)
+
+
+def _require_sound(where: str, parts: Mapping[str, TensorInfo]) -> None:
+    """Refuse parts that are missing, double, or of shapes that do not belong together."""
+    if cores := sorted(part for part in parts if part.startswith("t")):
+        raise AdapterError(f"{where} has {listing(cores)}: {_TUCKER}", hint=_MERGE)
+    sides = {name: _side(name, parts) for name in ("w1", "w2")}
+    if {part for side in sides.values() for part in side} != parts.keys():
+        raise AdapterError(f"{where} has the parts {listing(sorted(parts))} of a LoKr", hint=_AGAIN)
+    for name, side in sides.items():
+        shapes = [parts[part].shape for part in side]
+        plain = all(len(shape) == 2 for shape in shapes) or (name == "w2" and len(shapes) == 1)
+        joined = len(shapes) == 1 or shapes[0][1:] == shapes[1][:1]
+        if not plain or not joined or any(len(shape) < 2 or 0 in shape for shape in shapes):
+            raise AdapterError(f"{where} has {name} in the shapes {listing(shapes)}", hint=_AGAIN)
+
+
+def _side(name: str, parts: Collection[str]) -> tuple[str, ...]:
+    """Return the stored parts of w1 or of w2."""
+    return (name,) if name in parts else (f"{name}_a", f"{name}_b")
 
 
 def lora_config(config: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:

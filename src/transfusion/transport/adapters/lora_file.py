@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from blake3 import blake3
 
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.files.checkpoint import CONFIGS, Checkpoint
@@ -21,10 +18,10 @@ from transfusion.files.tensor_files import FLOATS, TensorInfo, header_metadata, 
 from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import parse_json, require_closed
-from transfusion.transport.adapters.adapter import HASHES, MERGED_FULL, SINGLE, Adapter, LoraFiles
+from transfusion.transport.adapters.adapter import SINGLE, Adapter, AdapterFiles
 from transfusion.transport.adapters.checks import refuse_odd_settings
 from transfusion.transport.adapters.kinds import LORA, kind_in_file
-from transfusion.transport.adapters.kronecker import MOST, as_lora
+from transfusion.transport.adapters.kronecker import MOST, Kronecker, as_lora, kronecker_parts
 from transfusion.transport.adapters.settings import CONFIG, ModuleSettings, require_sensible
 from transfusion.transport.adapters.targets import AdapterTensor, LoraTargets, Places, TargetWeight
 from transfusion.transport.output_record import HEADER
@@ -98,19 +95,14 @@ class LoraFile(Adapter):
         """Return the file with LoRAs of at most this rank in place of its LoKr."""
         owners = {one.owner: one for one in self.keys.values() if one.part.startswith("lokr")}
         alphas = [key for key, one in self.keys.items() if one.part == "alpha" and one.owner in owners]
-
-        def scale(owner: str, parts: Mapping[str, TensorInfo]) -> float:
+        modules = {}
+        for owner, parts in kronecker_parts(self.checkpoint).items():
             inner = next((parts[name].shape[0] for name in ("w1_b", "w2_b") if name in parts), None)
-            return self._alphas.get(owner, float(inner or 1)) / inner if inner else 1.0
-
-        def endings(owner: str) -> tuple[str, str]:
-            dotted = owners[owner].format in ("diffusers", "PEFT")
-            return (
-                (".lora_A.weight", ".lora_B.weight") if dotted else (".lora_down.weight", ".lora_up.weight")
-            )
-
-        checkpoint = as_lora(self.checkpoint, scale, endings, most, alphas)
-        assert checkpoint is not None
+            scale = self._alphas.get(owner, inner) / inner if inner else 1.0
+            one = Kronecker(parts, scale, most)
+            kohya = owners[owner].format not in ("diffusers", "PEFT")
+            modules[owner] = replace(one, endings=(".lora_down.weight", ".lora_up.weight")) if kohya else one
+        checkpoint = as_lora(self.checkpoint, modules, alphas)
         keys = read_keys(self.label, checkpoint.tensors)
         _require_once(self.label, keys)
         rank = str(max(checkpoint.ranks.values()))
@@ -145,31 +137,8 @@ class LoraFile(Adapter):
         return trained == ours != theirs
 
     @property
-    def files(self) -> LoraFiles:
-        return LoraFiles(self.checkpoint.files[0].with_suffix(SINGLE).name, self.header)
-
-    def merged_files(self, adapters: Sequence[Adapter], ranks: Set[int]) -> LoraFiles:
-        """Keep the entries of the header that all share; the configuration is in the tensors now."""
-        headers = [one.header for one in adapters if isinstance(one, LoraFile)]
-        shared = {key: text for key, text in self.header.items() if all(h.get(key) == text for h in headers)}
-        rank = str(next(iter(ranks))) if len(ranks) == 1 else "Dynamic"  # kohya's word for several
-        now = {"ss_network_dim": rank, "ss_network_alpha": rank}
-        hashes = {key: text for key, text in self.header.items() if key in HASHES}
-        shared |= hashes | {key: text for key, text in now.items() if key in self.header}
-        return replace(self.files, header={key: text for key, text in shared.items() if key != CONFIGURATION})
-
-    def require_mergeable(self, adapters: Sequence[Adapter]) -> None:
-        files = [one for one in adapters if isinstance(one, LoraFile)]
-        if len(files) < len(adapters) or len({one._naming for one in files}) > 1:
-            raise AdapterError(
-                f"{listing(one.label for one in adapters)}: LoRAs of several formats cannot become one",
-                hint=MERGED_FULL,
-            )
-        if any(one.others is OtherParts.KEEP and one.components != {DENOISER} for one in files):
-            raise AdapterError(
-                "several LoRAs with parts for other models cannot become one",
-                hint='`other_parts="drop"` leaves these parts out',
-            )
+    def files(self) -> AdapterFiles:
+        return AdapterFiles(self.checkpoint.files[0].with_suffix(SINGLE).name, self.header)
 
     @property
     def components(self) -> set[str]:
@@ -177,7 +146,7 @@ class LoraFile(Adapter):
         return {one.component for one in self.keys.values()}
 
     @property
-    def _naming(self) -> frozenset[tuple[str, str]]:
+    def naming(self) -> frozenset[tuple[str, str]]:
         """The prefixes and endings of the names of all factors for the denoiser."""
         own = (
             one for one in self.keys.values() if one.component == DENOISER and one.part.startswith("lora_")
@@ -185,14 +154,8 @@ class LoraFile(Adapter):
         return frozenset((one.prefix, one.key.removeprefix(one.owner)) for one in own)
 
     @property
-    def fingerprint(self) -> str:
-        """A hash of the header, and of the name, type, shape and a fixed sample of every tensor."""
-        if self.original is not None:
-            return self.original.fingerprint
-        total = blake3(json.dumps(dict(self.header), sort_keys=True).encode())
-        for key, info in sorted(self.checkpoint.tensors.items()):
-            total.update(f"{key} {info.dtype} {info.shape} ".encode() + self.checkpoint.sample([key]))
-        return total.hexdigest()
+    def _stated(self) -> Mapping[str, str]:
+        return dict(self.header)
 
     def settings(self, module: str) -> ModuleSettings:
         name, rank, alpha = self._modules[module], self._ranks.get(module, 1), self._alphas.get(module)

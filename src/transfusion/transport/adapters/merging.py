@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from transfusion.errors import AdapterError, SettingError, listing
+from transfusion.files.lora_keys import DENOISER
+from transfusion.transport.adapters.adapter import HASHES, Adapter, AdapterFiles
 from transfusion.transport.adapters.kinds import lora_added
+from transfusion.transport.adapters.lora_file import CONFIGURATION, LoraFile, OtherParts
 from transfusion.transport.adapters.move import MovedAdapter, config_for
 from transfusion.transport.adapters.settings import ModuleSettings, config_name
 from transfusion.transport.adapters.targets import AdapterTensor
@@ -72,7 +75,7 @@ def merged_adapter_output(
         metadata,
         record.texts,
         inputs=[*(one.checkpoint for one in stored), first.base.checkpoint, first.onto.checkpoint],
-        adapter=first.adapter.merged_files(stored, set(ranks.values())),
+        adapter=_merged_files(stored, set(ranks.values())),
         pi=first.alignment if record.keeps_pi else None,
         prepare=lambda threads: merged.prepare(),
     )
@@ -97,7 +100,7 @@ class MergedAdapters:
     def __post_init__(self) -> None:
         for one in self.adapters:
             _require_plain(one)
-        self.adapters[0].adapter.require_mergeable([one.adapter for one in self.adapters])
+        _require_one_format([one.adapter for one in self.adapters])
 
     @cached_property
     def modules(self) -> dict[str, list[LowRankPair]]:
@@ -188,7 +191,7 @@ class MergedAdapters:
     def _combined(self, pairs: Sequence[LowRankPair]) -> Tensor:
         """Return the merged change of a module, as a matrix."""
         if isinstance(self.adapters[0].alpha_of(pairs[0].b, self.merging.alpha), Tensor):
-            names = listing(place.tensor for place in pairs[0].b.joined)
+            names = listing(place.tensor for place in pairs[0].b.places)
             raise SettingError(
                 f"alpha: {names} are one module in these LoRAs, and have different α",
                 hint="give them one α, or combine by sum or mean",
@@ -284,6 +287,32 @@ def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return lora_A and lora_B of equal norm."""
     root = s.sqrt()
     return root[:, None] * v, u * root
+
+
+def _merged_files(adapters: Sequence[Adapter], ranks: Set[int]) -> AdapterFiles:
+    """Return how the result is stored. A LoRA file keeps the entries of the header that all share."""
+    files, headers = adapters[0].files, [one.files.header for one in adapters]
+    own = files.header
+    shared = {key: text for key, text in own.items() if all(h.get(key) == text for h in headers)}
+    rank = str(next(iter(ranks))) if len(ranks) == 1 else "Dynamic"  # kohya's word for several
+    now = {"ss_network_dim": rank, "ss_network_alpha": rank}
+    shared |= {key: now.get(key, text) for key, text in own.items() if key in (*HASHES, *now)}
+    shared.pop(CONFIGURATION, None)  # the tensors hold the scales now
+    return replace(files, header=shared)
+
+
+def _require_one_format(adapters: Sequence[Adapter]) -> None:
+    files = [one for one in adapters if isinstance(one, LoraFile)]
+    if files and (len(files) < len(adapters) or len({one.naming for one in files}) > 1):
+        raise AdapterError(
+            f"{listing(one.label for one in adapters)}: adapters of several formats cannot become one",
+            hint="save them in one format; or `full=True` merges the weights, and writes a model",
+        )
+    if any(one.others is OtherParts.KEEP and one.components != {DENOISER} for one in files):
+        raise AdapterError(
+            "several LoRAs with parts for other models cannot become one",
+            hint='`other_parts="drop"` leaves these parts out',
+        )
 
 
 def _require_plain(one: MovedAdapter) -> None:

@@ -16,7 +16,7 @@ from transfusion.errors import AdapterError, SettingError
 from transfusion.files.selected_rows import CheckpointView, RowSelection
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
-from transfusion.transport.adapters.adapter import LABEL, Adapter, PeftFiles
+from transfusion.transport.adapters.adapter import LABEL, Adapter, AdapterFiles
 from transfusion.transport.adapters.kinds import TOKENS, WHOLE, WeightReference, row_norms
 from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, share_of
 from transfusion.transport.alpha import Alpha
@@ -118,7 +118,7 @@ class MovedAdapter:
 
     def alpha_of(self, factor: AdapterTensor, alpha: Alpha) -> float | Tensor:
         """Return α for a stored tensor; for joined weights with several α, one for every output."""
-        found = [alpha.at(factor.tensor_at(spot)) for spot in factor.joined]
+        found = [alpha.at(factor.tensor_at(spot)) for spot in factor.places]
         if len(set(found)) < 2:
             return alpha.at(factor.tensor)
         alphas = torch.ones(self.adapter.checkpoint.tensors[factor.key].shape)
@@ -136,7 +136,7 @@ class MovedAdapter:
 
     def _mapped(self, factor: AdapterTensor, value: Tensor) -> Tensor:
         """Return π of a stored tensor. Behind a norm, fold in A's scale before, and divide by B's after."""
-        name, layout = factor.weight.tensor if factor.weight else factor.tensor, factor.layout
+        name, layout = factor.places[0].tensor if factor.places else factor.tensor, factor.layout
         fold = fold_of(self.alignment, name, layout, self.base.architecture)
         if fold is None or len(layout.inputs) != 1:
             return self.alignment.move(value, layout)
@@ -314,7 +314,7 @@ def lora_output(
         metadata,
         dense.texts,
         inputs=dense.inputs,
-        adapter=PeftFiles(),
+        adapter=AdapterFiles(),
         pi=dense.pi,
     )
 

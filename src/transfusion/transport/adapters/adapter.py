@@ -35,7 +35,6 @@ from transfusion.transport.adapters.checks import (
     movable_kind,
     refuse_odd_settings,
     require_biases,
-    require_equal_scales,
     require_exchangeable,
     require_targets,
     require_tokens,
@@ -411,9 +410,8 @@ class Adapter:
         keys: dict[str, tuple[str, ...]] = {}
         for (tensor, _, _), members in stacks.items():
             size = size_of(place.architecture.tensors[tensor].items[0], place.architecture.sizes)
-            infos = {self.checkpoint.tensors[factor.key] for factor in members.values()}
-            require_exchangeable(self.label, tensor, size, members, {info.shape for info in infos})
-            require_equal_scales(self.label, self.config, [factor.module for factor in members.values()])
+            shapes = {self.checkpoint.tensors[factor.key].shape for factor in members.values()}
+            require_exchangeable(self.label, self.config, size, members, shapes)
             stack = tuple(members[member].key for member in range(size))
             keys.update(dict.fromkeys(stack, stack))
         return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]

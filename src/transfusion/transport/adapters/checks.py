@@ -121,16 +121,25 @@ def require_whole(
         if factor.module:
             modules.setdefault(factor.module, {})[factor.part.name] = factor
     for module, parts in modules.items():
-        _require_partners(label, module, kind, parts.keys())
-        ranks = {name: one.rank for name, one in sorted(parts.items()) if one.rank is not None}
-        _require_equal_ranks(label, module, ranks)
-        if ranks and kind.rank is not None:
-            rank, promised = next(iter(ranks.values())), kind.rank(ModuleSettings(config, module))
-            if rank != promised:
+        wanted = max(kind.together, key=lambda names: len(names & parts.keys()), default=frozenset[str]())
+        there = sorted(wanted & parts.keys())
+        if there and (absent := sorted(wanted - parts.keys())):
+            raise AdapterError(
+                f"{label}: {module} has {listing(there)} without {listing(absent)}", hint=_AGAIN
+            )
+        ranks = [(one.rank, name) for name, one in sorted(parts.items()) if one.rank is not None]
+        for rank, name in ranks[1:]:
+            if rank != ranks[0][0]:
                 raise AdapterError(
-                    f"{label}: {module} has rank {rank}, and the configuration says {promised}",
-                    hint=_BOTH,
+                    f"{label}: {module} has rank {ranks[0][0]} in {ranks[0][1]} and {rank} in {name}",
+                    hint=_AGAIN,
                 )
+        if not ranks or kind.rank is None:
+            continue
+        if (promised := kind.rank(ModuleSettings(config, module))) != ranks[0][0]:
+            raise AdapterError(
+                f"{label}: {module} has rank {ranks[0][0]}, and the configuration says {promised}", hint=_BOTH
+            )
 
 
 def require_biases(label: str, found: Sequence[AdapterTensor], base: Collection[str]) -> None:
@@ -140,24 +149,6 @@ def require_biases(label: str, found: Sequence[AdapterTensor], base: Collection[
         bias = weight.removesuffix("weight") + "bias"
         if bias in base and bias not in whole:
             raise AdapterError(f"{label}: it has {weight} without {bias}", hint=_AGAIN)
-
-
-def _require_partners(label: str, module: str, kind: AdapterKind, there: Set[str]) -> None:
-    nearest = max(kind.together, key=lambda wanted: len(wanted & there), default=frozenset[str]())
-    if (nearest & there) and (absent := nearest - there):
-        raise AdapterError(
-            f"{label}: {module} has {listing(sorted(nearest & there))} without {listing(sorted(absent))}",
-            hint=_AGAIN,
-        )
-
-
-def _require_equal_ranks(label: str, module: str, ranks: Mapping[str, int]) -> None:
-    if len(set(ranks.values())) > 1:
-        name, rank = next(iter(ranks.items()))
-        other = next(one for one in ranks if ranks[one] != rank)
-        raise AdapterError(
-            f"{label}: {module} has rank {rank} in {name} and {ranks[other]} in {other}", hint=_AGAIN
-        )
 
 
 def require_tokens(label: str, key: str, rows: int, tokens: Sequence[int], vocabulary: int) -> None:
@@ -174,11 +165,16 @@ def require_tokens(label: str, key: str, rows: int, tokens: Sequence[int], vocab
 
 
 def require_exchangeable(
-    label: str, tensor: str, size: int, members: Iterable[int], shapes: Set[tuple[int, ...]]
+    label: str,
+    config: Mapping[str, Any],
+    size: int,
+    members: Mapping[int, AdapterTensor],
+    shapes: Set[tuple[int, ...]],
 ) -> None:
-    """Refuse an adapter that does not change all experts alike: π permutes the experts."""
-    absent = sorted(set(range(size)) - set(members))
-    if absent:
+    """Refuse an adapter that does not change all experts of a stack alike: π permutes the experts."""
+    modules = [factor.module for factor in members.values()]
+    tensor = next(iter(members.values())).places[0].tensor
+    if absent := sorted(set(range(size)) - members.keys()):
         raise AdapterError(
             f"{label}: the adapter changes some of the experts in {tensor}, and not number"
             f" {listing(absent)}; in B they have other numbers",
@@ -190,14 +186,8 @@ def require_exchangeable(
             f" ({listing(sorted(shapes))}), and cannot be permuted",
             hint=_MERGE,
         )
-
-
-def require_equal_scales(label: str, config: Mapping[str, Any], modules: Sequence[str]) -> None:
-    """Refuse experts with different scales: π permutes experts, and a scale belongs to a module's name."""
-    scales = {
-        ModuleSettings(config, module).patterned("alpha_pattern", "lora_alpha", 8) for module in modules
-    }
-    if len(scales) > 1:
+    settings = (ModuleSettings(config, module) for module in modules)  # a scale belongs to a module's name
+    if len({one.patterned("alpha_pattern", "lora_alpha", 8) for one in settings}) > 1:
         raise AdapterError(
             f"{label}: alpha_pattern gives experts such as {modules[0]} different scales, and π permutes"
             " experts",

@@ -22,123 +22,59 @@ TASKS = {
 """PEFT's task types, with the usual ending of the class name."""
 
 _TABLE = """
-albert                 Albert               SEQ_CLS TOKEN_CLS QUESTION_ANS
-apertus                Apertus              TOKEN_CLS CAUSAL_LM
-arcee                  Arcee                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-bart                   Bart                 SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM
-beit                   Beit
-bert                   Bert                 SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=BertLMHeadModel
-bloom                  Bloom                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-camembert              Camembert            SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-clip                   CLIP
-clip_text_model        CLIPText
-clip_vision_model      CLIPVision
-cohere                 Cohere               CAUSAL_LM
-cohere2                Cohere2              CAUSAL_LM
-colpali                ColPali              FEATURE_EXTRACTION=ColPaliForRetrieval
-colqwen2               ColQwen2             FEATURE_EXTRACTION=ColQwen2ForRetrieval
-cwm                    Cwm                  CAUSAL_LM
-data2vec-vision        Data2VecVision
-deberta-v2             DebertaV2            SEQ_CLS TOKEN_CLS QUESTION_ANS
-deit                   DeiT
-dinov2                 Dinov2
-dinov2_with_registers  Dinov2WithRegisters
-dinov3_vit             DINOv3ViT
-distilbert             DistilBert           SEQ_CLS TOKEN_CLS QUESTION_ANS
-electra                Electra              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-ernie4_5               Ernie4_5             CAUSAL_LM
-exaone4                Exaone4              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-falcon                 Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-gemma                  Gemma                SEQ_CLS TOKEN_CLS CAUSAL_LM
-gemma2                 Gemma2               SEQ_CLS TOKEN_CLS CAUSAL_LM
-gemma3                 Gemma3               SEQ_CLS CAUSAL_LM=Gemma3ForConditionalGeneration
-gemma3_text            Gemma3Text           SEQ_CLS CAUSAL_LM=Gemma3ForCausalLM
-glm                    Glm                  SEQ_CLS TOKEN_CLS CAUSAL_LM
-glm4                   Glm4                 SEQ_CLS TOKEN_CLS CAUSAL_LM
-gpt2                   GPT2                 SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=GPT2LMHeadModel
-gpt_neox               GPTNeoX              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-gpt_oss                GptOss               SEQ_CLS TOKEN_CLS CAUSAL_LM
-gptj                   GPTJ                 SEQ_CLS QUESTION_ANS CAUSAL_LM
-granite                Granite              CAUSAL_LM
-granitemoe             GraniteMoe           CAUSAL_LM
-granitemoeshared       GraniteMoeShared     CAUSAL_LM
-gte                    Gte                  SEQ_CLS TOKEN_CLS
-helium                 Helium               SEQ_CLS TOKEN_CLS CAUSAL_LM
-hubert                 Hubert               SEQ_CLS
-hunyuan_v1_dense       HunYuanDenseV1       SEQ_CLS CAUSAL_LM
-idefics3               Idefics3
-jais2                  Jais2                CAUSAL_LM
-jina_embeddings_v3     JinaEmbeddingsV3     SEQ_CLS TOKEN_CLS QUESTION_ANS
-llama                  Llama                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-llama4                 Llama4               CAUSAL_LM FEATURE_EXTRACTION=Llama4ForConditionalGeneration
-llama4_text            Llama4Text           CAUSAL_LM=Llama4ForCausalLM
-llava                  Llava
-marian                 Marian               CAUSAL_LM SEQ_2_SEQ_LM=MarianMTModel
-mbart                  MBart                SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM
-ministral              Ministral            SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-ministral3             Ministral3           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-mistral                Mistral              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-mistral3               Mistral3
-mixtral                Mixtral              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-modernbert             ModernBert           SEQ_CLS TOKEN_CLS QUESTION_ANS
-mpnet                  MPNet                SEQ_CLS TOKEN_CLS QUESTION_ANS
-mt5                    MT5                  SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
-nemotron               Nemotron             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-new                    Gte                  SEQ_CLS TOKEN_CLS
-nomic_bert             NomicBert            SEQ_CLS TOKEN_CLS
-olmo                   Olmo                 SEQ_CLS CAUSAL_LM
-olmo2                  Olmo2                SEQ_CLS CAUSAL_LM
-olmo3                  Olmo3                SEQ_CLS CAUSAL_LM
-olmoe                  Olmoe                CAUSAL_LM
-opt                    OPT                  SEQ_CLS QUESTION_ANS CAUSAL_LM
-paligemma              PaliGemma
-phi                    Phi                  SEQ_CLS TOKEN_CLS CAUSAL_LM
-phi3                   Phi3                 SEQ_CLS TOKEN_CLS CAUSAL_LM
-phimoe                 Phimoe               SEQ_CLS CAUSAL_LM
-pixtral                PixtralVision
-qwen2                  Qwen2                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-qwen2_5_vl             Qwen2_5_VL
-qwen2_moe              Qwen2Moe             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-qwen2_vl               Qwen2VL
-qwen3                  Qwen3                SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-qwen3_moe              Qwen3Moe             SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-qwen3_vl               Qwen3VL
-RefinedWeb             Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-RefinedWebModel        Falcon               SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-roberta                Roberta              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-sam                    Sam
-sam_vision_model       SamVision
-seed_oss               SeedOss              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-siglip                 Siglip
-siglip2                Siglip2
-siglip2_text_model     Siglip2Text
-siglip2_vision_model   Siglip2Vision
-siglip_text_model      SiglipText
-siglip_vision_model    SiglipVision
-smollm3                SmolLM3              SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
-smolvlm                SmolVLM
-stablelm               StableLm             SEQ_CLS TOKEN_CLS CAUSAL_LM
-starcoder2             Starcoder2           SEQ_CLS TOKEN_CLS CAUSAL_LM
-swin                   Swin
-swinv2                 Swinv2
-t5                     T5                   SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
-umt5                   UMT5                 SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM
-vit                    ViT
-vit_mae                ViTMAE
-wav2vec2               Wav2Vec2             SEQ_CLS
-whisper                Whisper              SEQ_CLS=WhisperForAudioClassification CAUSAL_LM SEQ_2_SEQ_LM
-xlm-roberta            XLMRoberta           SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM
+FEATURE_EXTRACTION: beit=Beit clip=CLIP clip_text_model=CLIPText clip_vision_model=CLIPVision
+    data2vec-vision=Data2VecVision deit=DeiT dinov2=Dinov2 dinov2_with_registers=Dinov2WithRegisters
+    dinov3_vit=DINOv3ViT idefics3=Idefics3 llava=Llava mistral3=Mistral3 paligemma=PaliGemma
+    pixtral=PixtralVision qwen2_5_vl=Qwen2_5_VL qwen2_vl=Qwen2VL qwen3_vl=Qwen3VL sam=Sam
+    sam_vision_model=SamVision siglip=Siglip siglip2=Siglip2 siglip2_text_model=Siglip2Text
+    siglip2_vision_model=Siglip2Vision siglip_text_model=SiglipText siglip_vision_model=SiglipVision
+    smolvlm=SmolVLM swin=Swin swinv2=Swinv2 vit=ViT vit_mae=ViTMAE
+CAUSAL_LM: cohere=Cohere cohere2=Cohere2 cwm=Cwm ernie4_5=Ernie4_5 granite=Granite granitemoe=GraniteMoe
+    granitemoeshared=GraniteMoeShared jais2=Jais2 olmoe=Olmoe
+SEQ_CLS: hubert=Hubert wav2vec2=Wav2Vec2
+SEQ_CLS CAUSAL_LM: hunyuan_v1_dense=HunYuanDenseV1 olmo=Olmo olmo2=Olmo2 olmo3=Olmo3 phimoe=Phimoe
+SEQ_CLS TOKEN_CLS: gte=Gte new=Gte nomic_bert=NomicBert
+TOKEN_CLS CAUSAL_LM: apertus=Apertus
+SEQ_CLS QUESTION_ANS CAUSAL_LM: gptj=GPTJ opt=OPT
+SEQ_CLS TOKEN_CLS CAUSAL_LM: gemma=Gemma gemma2=Gemma2 glm=Glm glm4=Glm4 gpt_oss=GptOss helium=Helium
+    phi=Phi phi3=Phi3 stablelm=StableLm starcoder2=Starcoder2
+SEQ_CLS TOKEN_CLS QUESTION_ANS: albert=Albert deberta-v2=DebertaV2 distilbert=DistilBert
+    jina_embeddings_v3=JinaEmbeddingsV3 modernbert=ModernBert mpnet=MPNet
+SEQ_CLS QUESTION_ANS CAUSAL_LM SEQ_2_SEQ_LM: bart=Bart mbart=MBart
+SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM: arcee=Arcee bloom=Bloom camembert=Camembert electra=Electra
+    exaone4=Exaone4 falcon=Falcon gpt_neox=GPTNeoX llama=Llama ministral=Ministral ministral3=Ministral3
+    mistral=Mistral mixtral=Mixtral nemotron=Nemotron qwen2=Qwen2 qwen2_moe=Qwen2Moe qwen3=Qwen3
+    qwen3_moe=Qwen3Moe RefinedWeb=Falcon RefinedWebModel=Falcon roberta=Roberta seed_oss=SeedOss
+    smollm3=SmolLM3 xlm-roberta=XLMRoberta
+SEQ_CLS TOKEN_CLS QUESTION_ANS SEQ_2_SEQ_LM: mt5=MT5 t5=T5 umt5=UMT5
+SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=BertLMHeadModel: bert=Bert
+FEATURE_EXTRACTION=ColPaliForRetrieval: colpali=ColPali
+FEATURE_EXTRACTION=ColQwen2ForRetrieval: colqwen2=ColQwen2
+SEQ_CLS CAUSAL_LM=Gemma3ForConditionalGeneration: gemma3=Gemma3
+SEQ_CLS CAUSAL_LM=Gemma3ForCausalLM: gemma3_text=Gemma3Text
+SEQ_CLS TOKEN_CLS QUESTION_ANS CAUSAL_LM=GPT2LMHeadModel: gpt2=GPT2
+CAUSAL_LM FEATURE_EXTRACTION=Llama4ForConditionalGeneration: llama4=Llama4
+CAUSAL_LM=Llama4ForCausalLM: llama4_text=Llama4Text
+CAUSAL_LM SEQ_2_SEQ_LM=MarianMTModel: marian=Marian
+SEQ_CLS=WhisperForAudioClassification CAUSAL_LM SEQ_2_SEQ_LM: whisper=Whisper
 """
-"""For every model type: the beginning of its class names, and the tasks that it has a class for."""
+"""Tasks, and the model types that have a class for each of them with the beginning of their class names.
+
+Every type also has FEATURE_EXTRACTION. A class with an unusual name stands behind its task.
+"""
 
 
-def _read(line: str) -> tuple[str, dict[str, str]]:
-    kind, beginning, *tasks = line.split()
-    info = dict(word.partition("=")[::2] for word in ("FEATURE_EXTRACTION", *tasks))
-    return kind, {task: name or beginning + TASKS[task] for task, name in info.items()}
+def _read(table: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for line in re.sub(r"\n +", " ", table.strip()).splitlines():
+        tasks, _, types = line.partition(": ")
+        names = dict(word.partition("=")[::2] for word in ("FEATURE_EXTRACTION", *tasks.split()))
+        for kind, beginning in (word.split("=") for word in types.split()):
+            found[kind] = {task: name or beginning + TASKS[task] for task, name in names.items()}
+    return found
 
 
-CLASSES = dict(_read(line) for line in _TABLE.strip().splitlines())
+CLASSES = _read(_TABLE)
 """For every model type, the class for each task."""
 
 PREFIXES = dict.fromkeys(

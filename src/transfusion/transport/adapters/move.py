@@ -18,7 +18,7 @@ from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
 from transfusion.transport.adapters.adapter import LABEL, Adapter, AdapterFiles
 from transfusion.transport.adapters.kinds import TOKENS, WHOLE, WeightReference, row_norms
-from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, share_of
+from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, shares
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.norm_folding import fold_of, safe, scale_of
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
@@ -129,10 +129,7 @@ class MovedAdapter:
     def shares(self, factor: AdapterTensor) -> list[tuple[slice, ...]]:
         """Return, for every place of the module's weight, the part of a stored tensor that belongs there."""
         tensors, sizes = self.base.architecture.tensors, self.base.architecture.sizes
-        layouts = [spot.layout(tensors[spot.tensor]) for spot in factor.places]
-        if len(layouts) == 1:
-            return [()]
-        return [share_of(layouts, number, factor.layout, sizes) for number in range(len(layouts))]
+        return shares([spot.layout(tensors[spot.tensor]) for spot in factor.places], factor.layout, sizes)
 
     def _mapped(self, factor: AdapterTensor, value: Tensor) -> Tensor:
         """Return π of a stored tensor. Behind a norm, fold in A's scale before, and divide by B's after."""

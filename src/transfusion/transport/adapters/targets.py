@@ -65,19 +65,21 @@ def joined_layout(layouts: Sequence[Layout]) -> Layout:
     return Layout((*first.items[:dim], Concat(parts), *first.items[dim + 1 :]), first.arrow, first.split)
 
 
-def share_of(
-    layouts: Sequence[Layout], number: int, layout: Layout, sizes: Mapping[str, int]
-) -> tuple[slice, ...]:
-    """Return the part of a factor that belongs to one of several joined weights.
+def shares(layouts: Sequence[Layout], factor: Layout, sizes: Mapping[str, int]) -> list[tuple[slice, ...]]:
+    """Return, for each of several joined weights, the part of a factor that belongs to it.
 
-    ``layout`` is that of the factor: its outputs are cut, its other dimensions belong to all weights.
+    The outputs of the factor are cut; its other dimensions belong to all weights.
     """
+    if len(layouts) == 1:
+        return [()]
     joined = joined_layout(layouts)
-    (item,) = joined.part(joined.outputs).items
-    extents = [size_of(one.items[one.outputs[0]], sizes) for one in layouts]
-    start = sum(extents[:number])
-    rows = slice(start, start + extents[number])
-    return tuple(rows if len(layouts) > 1 and one == item else slice(None) for one in layout.items)
+    (outputs,) = joined.part(joined.outputs).items
+    found, start = list[tuple[slice, ...]](), 0
+    for one in layouts:
+        stop = start + size_of(one.items[one.outputs[0]], sizes)
+        found.append(tuple(slice(start, stop) if item == outputs else slice(None) for item in factor.items))
+        start = stop
+    return found
 
 
 def _cut(item: Item, piece: int | None, sizes: Mapping[str, int]) -> slice:

@@ -201,7 +201,7 @@ def test_the_losses_of_training_do_not_speak_against_a_move(made, tmp_path):
     _, b = shuffled(a, tmp_path / "b")
     one, two = LiveModel.of(Model.open(a)), LiveModel.of(Model.open(b))
     assert {"aux_loss", "router_logits.0"} <= one.outputs().keys()
-    pi = align(a, b, residual="tied", advice=False)
+    pi = align(a, b, residual="tied", force_unrelated=True)
     assert largest_difference(one.expected(pi, one.outputs()), two.outputs()) < 1e-9
 
 
@@ -330,7 +330,7 @@ def on_experts(experts: int) -> dict[str, torch.Tensor]:
 def test_adapters_on_all_experts_go_where_the_experts_go(made, tmp_path):
     a = made("mixtral")
     _, b = shuffled(a, tmp_path / "b")
-    pi = align(a, b, residual="tied", advice=False)
+    pi = align(a, b, residual="tied", force_unrelated=True)
     factors = on_experts(Model.open(a).info("layers.1.mlp.experts.down_proj").shape[0])
     adapter = lora(tmp_path / "lora", factors)
     same = transport(adapter, base=a, onto=a, via=align(a, a, method="naive"))
@@ -361,7 +361,7 @@ def test_adapters_on_experts_do_in_peft_what_they_did(made, tmp_path):
     one = on_experts(Model.open(a).info("layers.1.mlp.experts.down_proj").shape[0])
     factors = {k.replace("layers.1", f"layers.{i}"): 0.3 * v for i in range(3) for k, v in one.items()}
     adapter = lora(tmp_path / "lora", factors)
-    moved = transport(adapter, base=a, onto=b, residual="tied", advice=False).save(tmp_path / "moved")
+    moved = transport(adapter, base=a, onto=b, residual="tied", force_unrelated=True).save(tmp_path / "moved")
 
     def logits(base: Path, adapter: Path) -> torch.Tensor:
         model = transformers.MixtralForCausalLM.from_pretrained(base)
@@ -402,7 +402,7 @@ def test_adapters_on_attention_move(made, tmp_path):
         peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"], init_lora_weights=False),
     )
     model.save_pretrained(tmp_path / "lora")
-    moved = transport(tmp_path / "lora", base=a, onto=b, residual="tied", advice=False).save(
+    moved = transport(tmp_path / "lora", base=a, onto=b, residual="tied", force_unrelated=True).save(
         tmp_path / "moved"
     )
     other = peft.PeftModel.from_pretrained(transformers.MixtralForCausalLM.from_pretrained(b), moved)

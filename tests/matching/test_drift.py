@@ -88,8 +88,8 @@ def test_auto_keeps_the_relative_strength_of_an_adapter_whose_models_are_too_lar
     monkeypatch.setattr("transfusion.running.live_model.device_memory", lambda device: 1000)
     moved = transport(lora, base=base, onto=larger, method="naive", alpha="auto", output=tmp_path / "moved")
     assert "in float32, and there are 1.0 kB" in moved.metadata()["output_shift"]["not_tried"]
-    assert moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
-    assert moved.alpha.at("layers.0.mlp.down_proj.weight") == pytest.approx(1, rel=1e-5)
+    assert moved.moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
+    assert moved.moved.alpha.at("layers.0.mlp.down_proj.weight") == pytest.approx(1, rel=1e-5)
     was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("lora", "moved"))
     ups = [key for key in was if "layers.1." in key and "lora_B" in key]
     assert ups

@@ -302,12 +302,12 @@ def test_a_moved_adapter_is_the_moved_change(made, tmp_path):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     pi = fused(a, b)
     train_adapter(a, tmp_path / "adapter", ["q_proj"])
-    prepared = transport(tmp_path / "adapter", base=a, onto=b, via=pi)
-    factors = {factor.layout.items: factor for factor in prepared.moved.factors if ".0." in factor.key}
+    prepared = transport(tmp_path / "adapter", base=a, onto=b, via=pi).moved
+    factors = {factor.layout.items: factor for factor in prepared.factors if ".0." in factor.key}
     down, up = sorted(factors.values(), key=lambda factor: factor.part.name)
     change = prepared.adapter.read(up) @ prepared.adapter.read(down)
     layout = Model.open(a).under(FLAT).architecture.tensors[up.tensor]
-    product = prepared.tensor(up) @ prepared.tensor(down)
+    product = prepared.moved(up) @ prepared.moved(down)
     assert torch.allclose(product, pi.move(change, layout), atol=1e-5)
 
 

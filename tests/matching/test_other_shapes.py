@@ -670,7 +670,7 @@ def test_a_refinement_goes_on_from_another_shape(tmp_path, monkeypatch):
     a = vit()
     b = vit(image_size=24, patch_size=8, hidden_size=40, num_hidden_layers=3)
     asked = {"base": a, "onto": b, "method": "functional", "force_unrelated": True}
-    moved = transport(tuned(a, 11), **asked, refine=True, refine_steps=24, keep_support=0.0)
+    moved = transport(tuned(a, 11), **asked, refine=True, refine_steps=24, refine_keep=0.0)
     record = moved.metadata()["refinement"]
     before, after = record["divergence"]
     assert after < 0.98 * before, record
@@ -698,7 +698,7 @@ def test_a_refinement_reads_texts_in_the_tokens_of_each_model(tmp_path, monkeypa
         method="functional",
         refine=True,
         refine_steps=16,
-        keep_support=0.0,
+        refine_keep=0.0,
         output=tmp_path / "out",
     )
     before, after = moved.metadata()["refinement"]["divergence"]

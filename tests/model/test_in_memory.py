@@ -117,8 +117,8 @@ def test_modules_are_moved_as_their_folders_are(case, tmp_path):
     three = Three(case, tmp_path)
     here, there = three.moved(three.models), three.moved(three.folders)
     assert_same(
-        contents(Model.open(here.state_dict(), config=here.config())),
-        contents(Model.open(there.state_dict(), config=there.config())),
+        contents(Model.open(here.state_dict(), config=here.config)),
+        contents(Model.open(there.state_dict(), config=there.config)),
     )
     folder = there.save(tmp_path / "moved")
     loaded = LiveModel.of(Model.open(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ def rerun(
         asked |= {"refine": True, "refine_steps": refinement["steps"], "refine_rank": refinement["rank"]}
         asked |= {"refine_keep": refinement["keep"], "calibrate": refinement["calibrate"]}
         asked |= {"seed": refinement["seed"]}
+        if resources.jobs is None:  # the number of threads changes the last digits of sums
+            asked["resources"] = replace(resources, jobs=refinement["threads"])
     return transport(tuned[0], **bases, **asked)
 
 

@@ -231,9 +231,11 @@ def _opened(
     settings: MovingSettings, finetuned: Sequence[Finetune | None]
 ) -> tuple[Pair, list[Model | str | Path]]:
     """Open the bases and the fine-tunes; refuse an output that cannot be written or that holds an input."""
-    given = {"finetuned": all(one is not None for one in finetuned), "base": settings.base}
+    given = {"finetuned": finetuned and all(one is not None for one in finetuned), "base": settings.base}
     if missing := [f"`{name}`" for name, one in {**given, "onto": settings.onto}.items() if not one]:
-        raise SettingError(f"{', '.join(missing)} is missing", hint="give a folder, a file or a hub id")
+        raise SettingError(
+            f"{', '.join(missing)} is missing", hint="give a folder, a file or a hub id; or `repeat` a run"
+        )
     assert settings.base is not None
     assert settings.onto is not None
     _require_parts(settings)

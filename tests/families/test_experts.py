@@ -58,7 +58,7 @@ def test_experts_are_recovered_where_they_were_planted(case, residual, made, tmp
     planted, b = shuffled(a, tmp_path / "b")
     found = align(a, b, residual=residual, advice=False)
     assert not planted.maps["layer.0.expert"].is_identity()
-    assert planted.maps["layer.0.ffn"].rows == 5
+    assert planted.maps["layer.0.ffn"].blocks == 5
     for id, map_ in found.maps.items():
         on_stream = id.endswith((".x", ".y", ".stream"))
         assert map_ == planted.maps["layer.stream" if on_stream else id], id

@@ -28,7 +28,7 @@ from transfusion.architecture.table import Symmetry
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.families import all_families
 from transfusion.matching import functional
-from transfusion.matching.activations import correspondence, probed_pair
+from transfusion.matching.activations import probed_pair
 from transfusion.matching.activations.axis_activations import AxisPiece
 from transfusion.matching.activations.heads_and_experts import _HeadCovariances
 from transfusion.matching.activations.prediction_quality import PredictionQuality
@@ -37,7 +37,7 @@ from transfusion.matching.align import align
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
 from transfusion.matching.solvers.polar import polar
 from transfusion.model.model import Model
-from transfusion.running import live_model, running
+from transfusion.running import building, live_model
 from transfusion.running.activations import GRADIENT, HELD_OUT, OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.probed_model import Probes
@@ -562,11 +562,11 @@ def test_both_models_are_never_in_memory_together(plants, monkeypatch):
     def build(model, dtype):
         gc.collect()
         alive.extend(one for one in built if one() is not None)
-        module = live_model.build(model, dtype)
+        module = building.build(model, dtype)
         built.append(weakref.ref(module))
         return module
 
-    monkeypatch.setattr(running, "build", build)
+    monkeypatch.setattr(live_model, "build", build)
     align(planted.a, planted.b, method="functional")
     assert len(built) == 2
     assert alive == []
@@ -645,11 +645,13 @@ def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plan
         asked.append(maps)
         return {"layer.0.x": PredictionQuality(shares[(2, 0, 1)[len(asked) - 1]], shares[0], 0.0)}
 
-    def correspond(*given, **named):
-        found = correspondence.correspond(*given, **named)
+    correspond = functional.correspond
+
+    def judged(*given, **named):
+        found = correspond(*given, **named)
         return replace(found, quality=quality(found.maps))
 
-    monkeypatch.setattr(functional, "correspond", correspond)
+    monkeypatch.setattr(functional, "correspond", judged)
     monkeypatch.setattr(functional, "prediction_qualities", lambda evidence, maps: quality(maps))
     pi = align(planted.a, planted.b, method=preset("auto").changed(probes=20, heads="matched"))
     assert pi.provenance.advice["chosen"] == chosen

@@ -59,7 +59,7 @@ def propose_for(
         if output.suffix != SUFFIX:
             raise ArchitectureError(
                 f"{output}: a draft is a text whose name ends in {SUFFIX}",
-                hint=f"give {output.with_suffix(SUFFIX)}, which --architecture reads",
+                hint=f"give {output.with_suffix(SUFFIX)}, which `architecture` reads",
             )
         require_writable(output, force=force, inputs=input_files(root), folder=False)
     proposal = _propose(reference, root, config).require()

@@ -80,7 +80,7 @@ def guarded(name: str, place: Path) -> Iterator[tuple[str, Any]]:
     tuned = finetuned(case, a, place / "tuned")
     move = align(a, a, method="random", residual="tied", seed=3, advice=False)
     b = apply(move, a).save(place / "b")
-    common: Found = {"base": a, "force_unrelated": True, "advice": False}
+    common: Found = {"base": a, "force_unrelated": True}
     yield "shuffled", tensors(lambda: transport(tuned, onto=b, **common))
     yield "stranger", tensors(lambda: transport(tuned, onto=stranger, **common))
     yield "paper", tensors(lambda: transport(tuned, onto=stranger, method="transfusion", **common))

@@ -135,7 +135,7 @@ def test_settings_that_make_no_sense_are_refused(inputs):
     for weights in ((1, -2, 1), (1, 1, -3), (1, -1.0000001, 0), (0, 0, 0), (1e308, 1e308, 1e308)):
         with pytest.raises(SettingError, match="those of a mean must not be negative, nor all 0"):
             merge(inputs["tuned"], **one, how="mean", weights=weights)
-    with pytest.raises(SettingError, match="nothing to merge"):
+    with pytest.raises(SettingError, match="`finetuned` is missing"):
         merge([], **one)
     with pytest.raises(SettingError, match="head = 3: there are 3"):
         merge(inputs["tuned"], **one, head=3)

@@ -485,8 +485,6 @@ class TransportPlan:
         output_record: OutputRecord | None = None,
     ) -> Output:
         """Prepare B + α·(the combined changes); of adapters alone, an adapter."""
-        if not finetuned:
-            raise SettingError("there is nothing to merge", hint="give at least one fine-tune")
         merging.require_for(len(finetuned))
         if head is not None and not 0 <= head < len(finetuned):
             raise SettingError(f"head = {head}: there are {len(finetuned)} fine-tunes", hint="count from 0")

@@ -1,7 +1,8 @@
-"""The charts of a page. A chart is called with a width in pixels and returns SVG.
+"""The charts of a page, and their look, which the figures in files share.
 
-matplotlib draws with the colours of the light theme. Each colour is then replaced by the CSS variable of its
-name. Only paths and texts are copied from matplotlib's SVG; ids, metadata and style sheets are left out.
+A chart is called with a width in pixels and returns SVG. matplotlib draws with the colours of the light
+theme. Each colour is then replaced by the CSS variable of its name. Only paths and texts are copied from
+matplotlib's SVG; ids, metadata and style sheets are left out.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from transfusion.report.figures import COLOURS, MARKS, STYLE, shorten
-
 Matrix = NDArray[np.floating[Any]]
 
 WIDE, NARROW = 960, 330
 """The widths in pixels that every chart is drawn in: for a desk and for a phone."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b04a8b", "#b8860b", "#111111")
+"""Distinguishable with every kind of colour vision."""
+MARKS = ("o", "s", "^", "D", "v", "P")
+DASHED, DOTTED = (0, (3.3, 2.2)), (0, (0.8, 2.4))
 INK, MUTED, GRID, CARD, SOFT, HEAT = "#1c1f24", "#5a606b", "#e6e3db", "#ffffff", "#f1efe9", "#0b5c8c"
 VARIABLES = {
     INK: "ink",
@@ -45,8 +48,7 @@ VARIABLES = {
     **{colour: f"c{number}" for number, colour in enumerate(COLOURS)},
 }
 """The colours of the light theme, and the CSS variables that stand for them."""
-PAGE_STYLE = {
-    **STYLE,
+STYLE = {
     "axes.autolimit_mode": "round_numbers",
     "axes.facecolor": "none",
     "axes.labelcolor": MUTED,
@@ -55,7 +57,11 @@ PAGE_STYLE = {
     "axes.ymargin": 0,
     "font.size": 12,
     "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "transfusion",
     "text.color": INK,
+    "text.parse_math": False,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelsize": 11,
@@ -126,7 +132,7 @@ class PageCanvas:
 @contextmanager
 def page_canvas(width: float, height: float, *, constrained: bool = True) -> Iterator[PageCanvas]:
     """Open an empty canvas in the page's style, with matplotlib's constrained layout or without."""
-    with rc_context(PAGE_STYLE):
+    with rc_context(STYLE):
         yield PageCanvas(width, height, constrained=constrained)
 
 
@@ -166,6 +172,11 @@ LETTER = 6.8
 def plain(value: float) -> str:
     """A number on a scale."""
     return f"{value:g}".replace("-", "−")
+
+
+def shorten(text: str, length: int) -> str:
+    """Cut a text to a length, with an ellipsis for the rest."""
+    return text if len(text) <= length else f"{text[: max(1, length - 1)].rstrip(' ·')}…"
 
 
 def _legend(canvas: PageCanvas, handles: Sequence[Any], labels: Sequence[str]) -> None:
@@ -295,6 +306,11 @@ class ChartCurve:
     quiet: int = 0
     """0 for a colour of its own; 1 for dashed grey, 2 for dotted grey."""
 
+    @property
+    def finite(self) -> list[tuple[float, float]]:
+        """The points that can be drawn."""
+        return [(x, y) for x, y in self.points if isfinite(y)]
+
 
 @dataclass(frozen=True)
 class LineChart:
@@ -318,56 +334,60 @@ class LineChart:
         narrow = width <= NARROW
         labels = [curve.label for curve in self.curves]
         with page_canvas(width, _legend_height(width, labels) + (280 if narrow else 330)) as canvas:
-            axes = canvas.figure.subplots()
-            hide_frame(axes)
-            looks = self._looks()
-            for curve, look in sorted(zip(self.curves, looks, strict=True), key=lambda one: -one[0].quiet):
-                self._curve(canvas, axes, curve, look)
-            axes.set_xlabel(self.x_name)
-            axes.set_title(self.y_name, loc="left", fontsize=11.5, color=MUTED)
-            axes.grid(axis="y", color=GRID, linewidth=1, clip_on=False)
-            axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=self.whole_x))
-            axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-            axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 10)))
-            axes.yaxis.set_major_formatter(lambda value, _: self.scale(value))
-            if self.zero:
-                self._show_zero(axes)
-            axes.autoscale_view()
-            keys = [Line2D([], [], **{**look, "marker": "" if one.quiet else look["marker"]})
-                    for one, look in zip(self.curves, looks, strict=True)]  # fmt: skip
-            _legend(canvas, keys, labels)
+            marks, signs = self.draw(canvas.figure.subplots(), ticks=4 if narrow else 8)
+            for curve, drawn in zip(self.curves, marks, strict=True):
+                tips = [
+                    f"{curve.label}: {self.say(y)} at {self.x_name} {plain(round(x, 4))}"
+                    for x, y in curve.finite
+                ]
+                canvas.add_tips(drawn, "mark", tips)
+            _legend(canvas, signs, labels)
             return canvas.svg(self.label)
 
-    def _curve(self, canvas: PageCanvas, axes: Any, curve: ChartCurve, look: dict[str, Any]) -> None:
-        points = [(x, y) for x, y in curve.points if isfinite(y)]
-        xs, ys = [x for x, _ in points], [y for _, y in points]
-        axes.plot(xs, ys, **{**look, "marker": ""}, clip_on=False)
-        (marks,) = axes.plot(xs, ys, **{**look, "linestyle": "none"}, clip_on=False)
-        where = [f"{self.x_name} {plain(round(x, 4))}" for x in xs]
-        tips = [f"{curve.label}: {self.say(y)} at {here}" for y, here in zip(ys, where, strict=True)]
-        canvas.add_tips(marks, "mark", tips)
+    def draw(self, axes: Any, ticks: int = 8) -> tuple[list[Any], list[Any]]:
+        """Draw into axes; return the marks of every curve, and its sign for a legend."""
+        hide_frame(axes)
+        marks, signs = list[Any](), list[Any]()
+        for curve, look in zip(self.curves, self._looks(), strict=True):
+            xs, ys = [x for x, _ in curve.finite], [y for _, y in curve.finite]
+            axes.plot(xs, ys, **{**look, "marker": ""}, clip_on=False)
+            marks += axes.plot(xs, ys, **{**look, "linestyle": "none"}, clip_on=False)
+            signs.append(Line2D([], [], **(look | ({"marker": ""} if curve.quiet else {}))))
+        axes.set_xlabel(self.x_name)
+        axes.set_title(self.y_name, loc="left", fontsize=11.5, color=MUTED)
+        axes.grid(axis="y", color=GRID, linewidth=1, clip_on=False)
+        steps = [1, 2, 2.5, 5, 10]
+        axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=self.whole_x, steps=steps))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=steps))
+        axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 10)))
+        axes.yaxis.set_major_formatter(lambda value, _: self.scale(value))
+        if self.zero:
+            self._show_zero(axes)
+        axes.autoscale_view()
+        return marks, signs
 
     def _show_zero(self, axes: Any) -> None:
         """Let the scale begin at 0, unless a value is clearly below."""
-        ys = [y for curve in self.curves for _, y in curve.points if isfinite(y)]
+        ys = [y for curve in self.curves for _, y in curve.finite]
         axes.update_datalim([(axes.dataLim.x0, 0.0)], updatex=False)
         if min(ys) > -0.1 * abs(max(ys)):
             axes.set_ylim(bottom=0.0)
         axes.axhline(0, color=MUTED, linewidth=1, zorder=1, clip_on=False)
 
     def _looks(self) -> list[dict[str, Any]]:
+        """Return colours and marks; quiet curves are grey and lie behind."""
         looks: list[dict[str, Any]] = []
         loud = 0
         common = {"solid_capstyle": "round", "dash_capstyle": "round", "mec": CARD, "mew": 1.2, "ms": 8.5}
         for curve in self.curves:
             if curve.quiet:
-                dashes = (0, (3.3, 2.2)) if curve.quiet == 1 else (0, (0.8, 2.4))
-                look = {"color": MUTED, "linestyle": dashes, "linewidth": 1.8, "marker": "o"}
+                dashes = DASHED if curve.quiet == 1 else DOTTED
+                look = {"color": MUTED, "linestyle": dashes, "linewidth": 1.8, "marker": "o", "zorder": 2}
             else:
                 look = {
                     "color": COLOURS[loud % len(COLOURS)],
                     "marker": MARKS[loud % len(MARKS)],
-                    "linestyle": "-" if loud < len(COLOURS) else (0, (0.8, 2.4)),
+                    "linestyle": "-" if loud < len(COLOURS) else DOTTED,
                     "linewidth": 2.2,
                     "zorder": 3,
                 }

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_models import CASES, finetuned, often
 from tests.transport.test_adapter import train_adapter
 from transfusion import align, rerun, transport
-from transfusion.cli.transport import _lines
+from transfusion.cli.results import _lines
 from transfusion.errors import MismatchError, SettingError, UselessResultError
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair

@@ -1,7 +1,6 @@
-"""The command line. Each verb parses its options, calls the library function of its name, and prints.
+"""The command line for typer: a command for every verb of `verbs`.
 
-``verify`` calls `verify`, `predict` or `certify_file`, by its options; ``--from`` calls `rerun`. Heavy
-libraries are imported inside the verbs, so that ``--help`` is fast.
+Heavy libraries are imported when a verb runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -13,13 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from transfusion import __version__
-from transfusion.cli.command import Verb, command
-from transfusion.cli.demo import demo
-from transfusion.cli.inspect import inspect
-from transfusion.cli.option_checks import checked
-from transfusion.cli.report import report
-from transfusion.cli.verbs import ALIGN, APPLY, BARRIER, EVALUATE, FEWSHOT, MERGE, SWEEP, TRANSPORT
-from transfusion.cli.verify import verify
+from transfusion.cli.command import command
+from transfusion.cli.verbs import VERBS
 
 
 def _without_types_of_flags(params: Iterable[Any]) -> list[Any]:
@@ -66,8 +60,5 @@ def _common(
     pass
 
 
-for verb in (
-    *(inspect, ALIGN, APPLY, verify, TRANSPORT, MERGE),
-    *(EVALUATE, SWEEP, BARRIER, FEWSHOT, report, demo),
-):
-    app.command(cls=_Verb)(command(verb) if isinstance(verb, Verb) else checked(verb))
+for verb in VERBS:
+    app.command(cls=_Verb)(command(verb))

@@ -8,7 +8,7 @@ of its name and prints what that returns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from inspect import Parameter, Signature
 from math import isfinite
@@ -43,8 +43,10 @@ class Verb:
     console: tuple[str, ...] = ("as_json", "quiet", "verbose")
     dry: str | None = None
     """The module of its function ``plan_…``, which says what would be done."""
-    written: bool = False
-    """Whether the command line must be told where to write: in Python the result may stay in memory."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults that differ from those in Python, where a result may stay in memory; MISSING: to be given."""
+    function: Callable[..., Any] | None = None
+    """What it calls; without it, the function of its name in the package."""
 
 
 _CONSOLE = {
@@ -57,9 +59,7 @@ _CONSOLE = {
 
 def command(verb: Verb) -> Callable[..., None]:
     """Return the function of a verb for typer."""
-    parameters = [*options(verb.settings), *(_console(name) for name in verb.console)]
-    if verb.written:
-        parameters = [_required(one) if one.name == "output" else one for one in parameters]
+    parameters = [*options(verb.settings, verb.defaults), *(_console(name) for name in verb.console)]
     names = [one.name for one in parameters if one.name not in verb.console]
 
     def run(**values: Any) -> None:
@@ -73,7 +73,7 @@ def command(verb: Verb) -> Callable[..., None]:
             from transfusion.families import register_file
 
             register_file(file)
-        function = getattr(transfusion, verb.name)
+        function = verb.function or getattr(transfusion, verb.name)
         if verb.dry and values["dry_run"]:
             function = getattr(import_module(verb.dry), f"plan_{verb.name}")
         with results_apart():
@@ -92,19 +92,20 @@ def _console(name: str) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, info])
 
 
-def _required(output: Parameter) -> Parameter:
-    kind, info = output.annotation.__args__[0], output.annotation.__metadata__[0]
-    return output.replace(default=Parameter.empty, annotation=Annotated[kind, info])
+def options(
+    settings: type[Any], defaults: Mapping[str, Any] | None = None, *, positional: bool = True
+) -> Iterator[Parameter]:
+    """Yield the options and arguments of a dataclass of settings, those of its groups among them.
 
-
-def options(settings: type[Any], *, positional: bool = True) -> Iterator[Parameter]:
-    """Yield the options and arguments of a dataclass of settings, those of its groups among them."""
+    ``defaults`` take the place of its own.
+    """
     keyword = {one.name: one.kw_only for one in fields(settings)}
     for name, (about, default) in described(settings).items():
         if is_dataclass(about.kind):
             group = options(about.kind, positional=False)
             yield from (one for one in group if not about.only or one.name in about.only)
         elif about.typed:
+            default = (defaults or {}).get(name, default)
             yield _option(name, about, default, argument=positional and not keyword[name])
 
 
@@ -114,9 +115,7 @@ def _option(name: str, about: Setting, default: Any, *, argument: bool) -> Param
         "help": about.help,
         "metavar": about.metavar or ("|".join(about.choices) if 0 < len(about.choices) < 5 else None),
         "callback": _check_of(about),
-        "show_default": about.shown
-        if isinstance(about.shown, str)
-        else default not in (MISSING, None, False),
+        "show_default": about.shown or default not in (MISSING, None, False),
         "rich_help_panel": about.panel,
         "min": about.least if about.kind in (int, float) else None,
     }

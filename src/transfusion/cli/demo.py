@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -11,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from transfusion.cli.console import Messages, out, print_json
-from transfusion.cli.options import Force, Json, Quiet
-from transfusion.cli.search_options import Seed
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.run_record import COMMAND
+from transfusion.runtime.settings import setting, verb
 
 TITLES = {
     "onto_b": {
@@ -21,44 +24,57 @@ TITLES = {
     },
     "onto_successor": {"digits": "The same onto a successor of A whose units are shuffled"},
 }
-SILENT = 0.05
+FAINT = 0.05
 """Smaller gains in points have no colour."""
 
 
-def demo(
-    seed: Seed = 0,
-    text: Annotated[
-        bool, typer.Option("--text", help="A sentiment LoRA between text encoders, in place of digits.")
-    ] = False,
-    keep: Annotated[
-        Path | None, typer.Option(show_default=False, help="Keep the models and results in this folder.")
-    ] = None,
-    report: Annotated[
-        Path, typer.Option(help="Where the report goes; one of an earlier demo is replaced.")
-    ] = Path("transfusion-demo/report.html"),
-    open_it: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
-    as_json: Json = False,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train two small models on real data, fine-tune one, and move that onto the other."""
-    messages = Messages(quiet=quiet)
-    with messages.bar(text="loading libraries"):
-        from transfusion.runtime.run_record import COMMAND
+@dataclass(frozen=True)
+class DemoSettings:
+    """The settings of the verb ``demo``."""
+
+    _: KW_ONLY
+    text: bool = setting(False, "A sentiment LoRA between text encoders, in place of digits.", kind=bool)
+    seed: int = setting(0, "The seed of everything that is drawn at random.", kind=int, least=0, shown=True)
+    keep: Path | None = setting(None, "Keep the models and results in this folder.", kind=Path)
+    report: Path = setting(
+        Path("transfusion-demo/report.html"),
+        "Where the report goes; one of an earlier demo is replaced.",
+        kind=Path,
+        shown=True,
+    )
+    open_it: bool = setting(False, "Open the report in a browser.", kind=bool, flag="--open")
+    force: bool = setting(False, "Replace an existing output.", kind=bool)
+    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+
+
+@verb(DemoSettings)
+def demo(settings: DemoSettings) -> dict[str, Any]:
+    """Run the demo; return its tables and the place of its report."""
+    with settings.progress.bar(text="loading libraries"):
         from transfusion_demo import run
 
     command = COMMAND.get()
     COMMAND.set(None)  # the steps of the demo were not typed
-    result = run(
-        seed=seed, keep=keep, force=force, report=report, on_text=text, command=command, progress=messages
+    return run(
+        seed=settings.seed,
+        keep=settings.keep,
+        force=settings.force,
+        report=settings.report,
+        on_text=settings.text,
+        command=command,
+        progress=settings.progress,
     )
+
+
+def show_demo(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print the tables and where the report is."""
     if as_json:
         print_json(result)
     else:
         out.print(tables(result))
     if place := result.get("report"):
-        messages.note(f"report: {place}")
-        if open_it:
+        Messages(quiet=values["quiet"]).note(f"report: {place}")
+        if values["open_it"]:
             typer.launch(Path(place).resolve().as_uri())
 
 
@@ -97,7 +113,7 @@ def _signed(value: float | None, unit: str = "", digits: int = 1) -> Text:
     """A gain in its colour, with its sign."""
     if value is None:
         return Text("")
-    style = "green" if value > SILENT else "red" if value < -SILENT else "dim"
+    style = "green" if value > FAINT else "red" if value < -FAINT else "dim"
     return Text(f"{value:+.{digits}f}{unit}", style=style)
 
 

@@ -1,75 +1,79 @@
-"""The verb ``inspect``."""
+"""The verb ``inspect``: describe a model, an adapter or a π; or draft a table for a model without one."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from transfusion.cli.console import err, out, print_json, printable
-from transfusion.cli.options import ArchitectureFile, Config, Force, Json
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.settings import ARCHITECTURE, CONFIG, MODELS, argument, setting, verb
+
+if TYPE_CHECKING:
+    from transfusion.verification.drafting.propose import ProposedTable
 
 
-def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="A model or an adapter: a folder, a file, a hub id; or a file of π.",
-        ),
-    ],
-    beside: Annotated[
-        str | None,
-        typer.Option(
-            "--with",
-            metavar="B",
-            show_default=False,
-            help="Another base: show how many tokens the vocabularies of both have in common; of a PEFT"
-            " adapter, whether it fits that base.",
-        ),
-    ] = None,
-    propose: Annotated[
-        bool,
-        typer.Option(
-            "--propose", help="Draft a table for the model's class by trials, and certify it; or exit 3."
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", show_default=False, help="With --propose: the file of the draft."),
-    ] = None,
-    as_json: Json = False,
-    force: Force = False,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-) -> None:
-    """Show the axes of a model and which of them may move; what an adapter is for; or what a π moves.
+@dataclass(frozen=True)
+class InspectSettings:
+    """The settings of the verb ``inspect``."""
 
-    With --propose: draft a table for a model that has none.
-    """
-    if propose:
-        _propose(model, config, output, force, as_json)
-        return
-    if output is not None:
+    model: str = argument(
+        "A model or an adapter: a folder, a file, a hub id; or a file of π.", metavar="MODEL"
+    )
+    _: KW_ONLY
+    beside: str | None = setting(
+        None,
+        "Another base: show how many tokens the vocabularies of both have in common; of a PEFT adapter,"
+        " whether it fits that base.",
+        flag="--with",
+        metavar="B",
+    )
+    propose: bool = setting(
+        False, "Draft a table for the model's class by trials, and certify it; or exit 3.", kind=bool
+    )
+    output: Path | None = setting(
+        None, "With --propose: the file of the draft.", kind=Path, flag="--output,-o"
+    )
+    force: bool = setting(False, "Replace an existing output.", kind=bool)
+    config: Path | None = setting(None, CONFIG, kind=Path, panel=MODELS)
+    architecture: Path | None = setting(None, ARCHITECTURE, kind=Path, panel=MODELS)
+    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+
+
+@verb(InspectSettings)
+def inspect(settings: InspectSettings) -> dict[str, Any] | ProposedTable:
+    """Return a description, or the draft of a table."""
+    if settings.propose:
+        from transfusion.verification.drafting.propose import propose_for
+
+        return propose_for(
+            settings.model, config=settings.config, output=settings.output, force=settings.force
+        )
+    if settings.output is not None:
         raise typer.BadParameter("--output goes with --propose")
-    from transfusion.cli import description_views
     from transfusion.report.inspect import inspect as describe
 
-    description = describe(model, beside=beside, config=config)
-    if as_json:
-        print_json(description)
+    return describe(settings.model, beside=settings.beside, config=settings.config)
+
+
+def show_inspected(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print a description, or a draft and its certificate."""
+    from transfusion.cli import views
+
+    if values["propose"]:
+        _show_proposal(result, values["output"], as_json)
+    elif as_json:
+        print_json(result)
     else:
-        out.print(description_views.described(description))
+        out.print(views.described(result))
 
 
-def _propose(model: str, config: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
+def _show_proposal(proposal: ProposedTable, output: Path | None, as_json: bool) -> None:
     """Print the draft of a table, if it is not written, and its certificate."""
-    from transfusion.verification.drafting.propose import propose_for
-
-    proposal = propose_for(model, config=config, output=output, force=force)
     checks = proposal.certificate.checks
     if as_json:
         written = {} if output is None else {"written": str(output)}

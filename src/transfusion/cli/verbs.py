@@ -1,15 +1,28 @@
-"""The verbs whose options are their settings: what each is for, and how its result is printed."""
+"""The verbs of the command line: settings, help, and the function that prints the result.
+
+A verb calls the function of its name in the package. The commands ``inspect``, ``verify`` and ``demo`` unite
+several functions; theirs stand beside this module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
 
-from transfusion.cli.align import show_align
 from transfusion.cli.command import Verb
-from transfusion.cli.console import show, show_result
-from transfusion.cli.transport import show_moved
+from transfusion.cli.demo import DemoSettings, demo, show_demo
+from transfusion.cli.inspect import InspectSettings, inspect, show_inspected
+from transfusion.cli.results import (
+    show_align,
+    show_applied,
+    show_evaluated,
+    show_followed,
+    show_learned,
+    show_moved,
+    show_report,
+    show_swept,
+)
+from transfusion.cli.verify import VerifySettings, show_verified, verify
 from transfusion.evaluation.settings import (
     BarrierSettings,
     EvaluateSettings,
@@ -17,107 +30,108 @@ from transfusion.evaluation.settings import (
     SweepSettings,
 )
 from transfusion.matching.settings import AlignSettings
+from transfusion.report.settings import ReportSettings
 from transfusion.transport.settings import ApplySettings, MergeSettings, TransportSettings
 
-Values = Mapping[str, Any]
+FEW = ("as_json", "quiet")
+REQUIRED = {"output": MISSING}
 
-
-def _applied(result: Any, values: Values, as_json: bool) -> None:
-    written = str(values["output"])
-    show({"written": written}, as_json, f"π(A) written to {written}")
-
-
-def _evaluated(result: Any, values: Values, as_json: bool) -> None:
-    from transfusion.cli import views
-
-    show_result(result.record, views.evaluation(result.record), [values["output"]], as_json)
-
-
-def _swept(result: Any, values: Values, as_json: bool) -> None:
-    from transfusion.cli import views
-
-    _written(result.record, values["output"] or (), views.sweep, as_json)
-
-
-def _learned(result: Any, values: Values, as_json: bool) -> None:
-    from transfusion.cli import views
-
-    files = (values["output"], values["naive_output"], *(values["results"] or ()))
-    _written(result.record, [file for file in files if file is not None], views.fewshot, as_json)
-
-
-def _followed(result: Any, values: Values, as_json: bool) -> None:
-    from transfusion.cli import views
-
-    _written(result.record, values["output"] or (), views.barrier, as_json)
-
-
-def _written(record: Values, files: Any, view: Any, as_json: bool) -> None:
-    """Print a result and the files that it was written to."""
-    paths: list[Path] = list(files)
-    whole = {"written": [str(file) for file in paths], **record}
-    show_result(whole, view(whole), paths, as_json)
-
-
-_FEW = ("as_json", "quiet")
-
-ALIGN = Verb(
-    "align",
-    AlignSettings,
-    "Find how the units of A correspond to those of B, and write it as a file of π.",
-    show_align,
-    console=("dry_run", "as_json", "quiet", "verbose"),
-    dry="transfusion.matching.align",
-    written=True,
-)
-APPLY = Verb(
-    "apply",
-    ApplySettings,
-    "Write π(A): the same function as A, its units in B's order.",
-    _applied,
-    console=_FEW,
-    written=True,
-)
-TRANSPORT = Verb(
-    "transport",
-    TransportSettings,
-    "Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter.",
-    show_moved,
-    written=True,
-)
-MERGE = Verb(
-    "merge",
-    MergeSettings,
-    "Write B + α·(several fine-tunes of A, moved by one π and combined).",
-    show_moved,
-    written=True,
-)
-EVALUATE = Verb(
-    "evaluate",
-    EvaluateSettings,
-    "Measure models and adapters on a task, and on a support: what the base could do before.",
-    _evaluated,
-    console=_FEW,
-)
-SWEEP = Verb(
-    "sweep",
-    SweepSettings,
-    "Measure B + α·π(τ) and B + α·τ for many α, without writing any model, and draw the gains over B.",
-    _swept,
-    console=_FEW,
-)
-FEWSHOT = Verb(
-    "fewshot",
-    FewShotSettings,
-    "Learn one α for every layer from a few examples of every class, for 'transport --alpha'.",
-    _learned,
-    console=_FEW,
-    written=True,
-)
-BARRIER = Verb(
-    "barrier",
-    BarrierSettings,
-    "Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it.",
-    _followed,
-    console=_FEW,
+VERBS = (
+    Verb(
+        "inspect",
+        InspectSettings,
+        "Show the axes of a model and which of them may move; what an adapter is for; or what a π moves.\n\n"
+        "With --propose: draft a table for a model that has none.",
+        show_inspected,
+        console=("as_json",),
+        function=inspect,
+    ),
+    Verb(
+        "align",
+        AlignSettings,
+        "Find how the units of A correspond to those of B, and write it as a file of π.",
+        show_align,
+        console=("dry_run", "as_json", "quiet", "verbose"),
+        dry="transfusion.matching.align",
+        defaults=REQUIRED,
+    ),
+    Verb(
+        "apply",
+        ApplySettings,
+        "Write π(A): the same function as A, its units in B's order.",
+        show_applied,
+        console=FEW,
+        defaults=REQUIRED,
+    ),
+    Verb(
+        "verify",
+        VerifySettings,
+        "Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.\n\n"
+        "With --onto B, or if π rotates units, which is no symmetry: measure how much of B's activations π"
+        " predicts from A's, axis by axis, on inputs that π was not found on; exit 3 if it is no more than"
+        " chance.\n\n"
+        "With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.",
+        show_verified,
+        console=("as_json",),
+        function=verify,
+    ),
+    Verb(
+        "transport",
+        TransportSettings,
+        "Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter.",
+        show_moved,
+        defaults=REQUIRED,
+    ),
+    Verb(
+        "merge",
+        MergeSettings,
+        "Write B + α·(several fine-tunes of A, moved by one π and combined).",
+        show_moved,
+        defaults=REQUIRED,
+    ),
+    Verb(
+        "evaluate",
+        EvaluateSettings,
+        "Measure models and adapters on a task, and on a support: what the base could do before.",
+        show_evaluated,
+        console=FEW,
+    ),
+    Verb(
+        "sweep",
+        SweepSettings,
+        "Measure B + α·π(τ) and B + α·τ for many α, without writing any model, and draw the gains over B.",
+        show_swept,
+        console=FEW,
+    ),
+    Verb(
+        "barrier",
+        BarrierSettings,
+        "Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it.",
+        show_followed,
+        console=FEW,
+    ),
+    Verb(
+        "fewshot",
+        FewShotSettings,
+        "Learn one α for every layer from a few examples of every class, for 'transport --alpha'.",
+        show_learned,
+        console=FEW,
+        defaults=REQUIRED,
+    ),
+    Verb(
+        "report",
+        ReportSettings,
+        "Write a run as one self-contained HTML page: advice, layers, heads, curves, scores and time.",
+        show_report,
+        console=FEW,
+        defaults={"output": Path("report.html")},
+    ),
+    Verb(
+        "demo",
+        DemoSettings,
+        "Train two small models on real data, fine-tune one, and move that onto the other.",
+        show_demo,
+        console=FEW,
+        function=demo,
+    ),
 )

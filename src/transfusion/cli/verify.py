@@ -1,163 +1,73 @@
-"""The verb ``verify``."""
+"""The verb ``verify``: compare A with π(A), measure what π predicts of B, or certify a table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from transfusion.cli.console import Messages, out, print_json
-from transfusion.cli.options import ArchitectureFile, Config, Force, Json, MemoryOption, Result
-from transfusion.cli.search_options import CalibrateOption
+from transfusion.cli.console import out, print_json
 from transfusion.errors import VerificationError
+from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.settings import ARCHITECTURE, CONFIG, MODELS, setting, verb
+
+if TYPE_CHECKING:
+    from transfusion.verification.certify import Certificate
+    from transfusion.verification.verify import Prediction, Verification
 
 
-def verify(
-    a: Annotated[
-        str | None, typer.Argument(metavar="A", show_default=False, help="The model: a folder or a hub id.")
-    ] = None,
-    via: Annotated[str | None, typer.Option(metavar="PI", show_default=False, help="The file of π.")] = None,
-    onto: Annotated[
-        str | None,
-        typer.Option(
-            metavar="B", show_default="as π names it", help="Measure how much of B's activations π predicts."
-        ),
-    ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="The largest difference that passes.")] = 1e-9,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLASS",
-            show_default=False,
-            help="The class to certify a table on: module:Class or Class.",
-        ),
-    ] = None,
-    output: Result = None,
-    as_json: Json = False,
-    force: Force = False,
-    calibrate: CalibrateOption = None,
-    config: Config = None,
-    architecture: ArchitectureFile = None,
-    memory: MemoryOption = None,
-) -> None:
-    """Run A and π(A) through their own library in float64 and compare; exit 3 if they differ.
+@dataclass(frozen=True)
+class VerifySettings:
+    """The settings of the verb ``verify``."""
 
-    With --onto B, or if π rotates units, which is no symmetry: measure how much of B's activations π predicts
-    from A's, axis by axis, on inputs that π was not found on; exit 3 if it is no more than chance.
+    a: str | None = setting(None, "The model: a folder or a hub id.", metavar="A")
+    _: KW_ONLY
+    via: str | None = setting(None, "The file of π.", metavar="PI")
+    onto: str | None = setting(
+        None, "Measure how much of B's activations π predicts.", metavar="B", shown="as π names it"
+    )
+    tolerance: float = setting(1e-9, "The largest difference that passes.", kind=float, least=0, shown=True)
+    model: str | None = setting(
+        None, "The class to certify a table on: module:Class or Class.", metavar="CLASS"
+    )
+    output: Path | None = setting(None, "A .json file to write the result to.", kind=Path, flag="--output,-o")
+    force: bool = setting(False, "Replace an existing output.", kind=bool)
+    calibrate: Path | None = setting(
+        None,
+        "With --onto: inputs of your own for both models, without labels: a folder of images, a text file, or"
+        " a file of tensors.",
+        kind=Path,
+        shown="synthetic inputs",
+    )
+    config: Path | None = setting(None, CONFIG, kind=Path, panel=MODELS)
+    architecture: Path | None = setting(None, ARCHITECTURE, kind=Path, panel=MODELS)
+    resources: Resources = setting(LOCAL, "Memory.", kind=Resources, only=("memory",))
+    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
 
-    With --architecture FILE --model CLASS: certify a table of your own on a small model of that class.
-    """
-    if a is not None and via is not None and model is None:
-        if onto is not None or _rotates(via):
-            _predict(a, onto, via, config, calibrate, output, force, as_json, memory)
-        elif calibrate is not None:
+
+@verb(VerifySettings)
+def verify(settings: VerifySettings) -> Verification | Prediction | Certificate:
+    """Return the result of the test that the settings ask for."""
+    a, via, table, of_class = settings.a, settings.via, settings.architecture, settings.model
+    written: dict[str, Any] = {"output": settings.output, "force": settings.force}
+    if a is not None and via is not None and of_class is None:
+        from transfusion.verification import verify as tests
+
+        common = {**written, "via": via, "config": settings.config, "resources": settings.resources}
+        if settings.onto is not None or _rotates(via):
+            return tests.predict(a, settings.onto, calibrate=settings.calibrate, **common)
+        if settings.calibrate is not None:
             raise typer.BadParameter("--calibrate goes with --onto")
-        else:
-            _compare(a, via, config, tolerance, output, force, as_json, memory)
-    elif architecture is not None and model is not None and a is None and via is None:
-        _certify(architecture, model, config, output, force, as_json)
-    else:
-        raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
+        return tests.verify(a, tolerance=settings.tolerance, **common)
+    if table is not None and of_class is not None and a is None and via is None:
+        from transfusion.verification.certify import certify_file
 
-
-def _compare(
-    a: str,
-    via: str,
-    config: Path | None,
-    tolerance: float,
-    output: Path | None,
-    force: bool,
-    as_json: bool,
-    memory: int | None,
-) -> None:
-    """Print how A and π(A) compare, and fail if they differ."""
-    from transfusion.runtime.resources import Resources
-    from transfusion.verification.verify import verify as run
-
-    found = run(
-        a,
-        via=via,
-        tolerance=tolerance,
-        config=config,
-        output=output,
-        force=force,
-        resources=Resources(memory=memory),
-        progress=Messages(quiet=False),
-    )
-    if as_json:
-        print_json(found.record)
-    elif found.equal:
-        aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
-        out.print(
-            f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
-            f" over {', '.join(found.outputs)}",
-            markup=False,
-        )
-    _written(output, as_json)
-    found.require()
-
-
-def _predict(
-    a: str,
-    onto: str | None,
-    via: str,
-    config: Path | None,
-    calibrate: Path | None,
-    output: Path | None,
-    force: bool,
-    as_json: bool,
-    memory: int | None,
-) -> None:
-    """Print how much of B's activations π predicts, and fail if it is no more than chance."""
-    from transfusion.cli import description_views
-    from transfusion.runtime.resources import Resources
-    from transfusion.verification.verify import predict
-
-    found = predict(
-        a,
-        onto,
-        via=via,
-        calibrate=calibrate,
-        config=config,
-        output=output,
-        force=force,
-        resources=Resources(memory=memory),
-        progress=Messages(quiet=False),
-    )
-    if as_json:
-        print_json(found.record)
-    elif found.holds:
-        out.print(description_views.prediction(found.record["axes"]))
-        out.print(f"{found.mean}; inputs: {found.probes}", markup=False)
-    _written(output, as_json)
-    found.require()
-
-
-def _certify(
-    file: Path, class_name: str, config: Path | None, output: Path | None, force: bool, as_json: bool
-) -> None:
-    """Print the certificate of a table, and fail if a check does."""
-    from transfusion.verification.certify import certify_file
-
-    found = certify_file(file, class_name, config, output=output, force=force)
-    if as_json:
-        print_json(found.record)
-    else:
-        for check in found.checks:
-            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
-    _written(output, as_json)
-    if not found.passed:
-        raise VerificationError(
-            f"the table in {file} is wrong about {class_name}:"
-            f" {len(found.failures)} of {len(found.checks)} checks failed",
-            hint="; ".join(check.what for check in found.failures),
-        )
-
-
-def _written(output: Path | None, as_json: bool) -> None:
-    if output is not None and not as_json:
-        out.print(f"written to {output}", markup=False)
+        return certify_file(table, of_class, settings.config, **written)
+    raise typer.BadParameter("give either A --via PI, or --architecture FILE --model CLASS")
 
 
 def _rotates(via: str) -> bool:
@@ -165,6 +75,47 @@ def _rotates(via: str) -> bool:
     from transfusion.alignment.alignment import Alignment
 
     found = Alignment.load(via)
-    if found.other_shape:
-        return True
-    return any(map_.rotates for map_ in found.maps.values())
+    return found.other_shape or any(map_.rotates for map_ in found.maps.values())
+
+
+def show_verified(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print what was found; fail if a model differs, a π predicts nothing, or a table is wrong."""
+    from transfusion.verification.verify import Prediction, Verification
+
+    if as_json:
+        print_json(result.record)
+    elif isinstance(result, Verification):
+        _show_comparison(result)
+    elif isinstance(result, Prediction):
+        _show_prediction(result)
+    else:
+        for check in result.checks:
+            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
+    if values["output"] is not None and not as_json:
+        out.print(f"written to {values['output']}", markup=False)
+    if isinstance(result, Verification | Prediction):
+        result.require()
+    elif not result.passed:
+        raise VerificationError(
+            f"the table in {values['architecture']} is wrong about {values['model']}:"
+            f" {len(result.failures)} of {len(result.checks)} checks failed",
+            hint="; ".join(check.what for check in result.failures),
+        )
+
+
+def _show_comparison(found: Verification) -> None:
+    if found.equal:
+        aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
+        out.print(
+            f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
+            f" over {', '.join(found.outputs)}",
+            markup=False,
+        )
+
+
+def _show_prediction(found: Prediction) -> None:
+    from transfusion.cli import views
+
+    if found.holds:
+        out.print(views.prediction(found.record["axes"]))
+        out.print(f"{found.mean}; inputs: {found.probes}", markup=False)

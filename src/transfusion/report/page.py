@@ -6,7 +6,7 @@ exist. `sections` makes the sections of both, with charts from `charts`. This mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -63,6 +63,9 @@ from transfusion.report.results import (
     read_inputs,
     recorded,
 )
+from transfusion.report.settings import ReportSettings
+from transfusion.runtime.progress import phase
+from transfusion.runtime.settings import verb
 from transfusion.runtime.shareable_paths import shareable_text
 from transfusion.transport.alpha import Alpha
 
@@ -77,35 +80,30 @@ TERMS = (
 )
 
 
-def report(
-    run: str | Path,
-    results: Iterable[str | Path] = (),
-    *,
-    via: Alignment | str | Path | None = None,
-    ceiling: str | Path | None = None,
-    output: str | Path | None = None,
-    force: bool = False,
-) -> Report:
+@verb(ReportSettings)
+def report(settings: ReportSettings) -> Report:
     """Make one HTML page of a run: advice, layers, heads, curves, scores and time.
-
-    ``run`` is a folder or a LoRA file that `transport` or `merge` wrote, or any folder with results of other
-    functions.
-    ``results`` are files of further results.
-    ``via`` is π, or its file; the default is the file that the run used.
-    ``ceiling`` is B fine-tuned itself, if there is such a model.
-    ``output`` is a file to write the page to; with ``force``, an existing file is replaced.
 
     >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
     >>> page = transfusion.report(moved.save("moved"), via="pi.safetensors")
     >>> print(page.hero.title, page.hero.verdict, page.save("report.html"), sep=" · ")
     tuned, moved onto b · alignable · report.html
     """
-    results = list(results)
-    inputs = read_inputs(run, results, via, ceiling)
+    results, via, output = list(settings.results), settings.via, settings.output
+    inputs = read_inputs(settings.run, results, via, settings.ceiling)
     if output is not None:
         named = via if isinstance(via, str | Path) else None
-        given = local_files(run, *results, named, ceiling)
-        require_writable(Path(output), force=force, inputs=given, folder=False)
+        given = local_files(settings.run, *results, named, settings.ceiling)
+        require_writable(Path(output), force=settings.force, inputs=given, folder=False)
+    with phase("drawing the page"):
+        page = _page(inputs, via)
+    if output is not None:
+        page.save(output, force=settings.force)
+    return page
+
+
+def _page(inputs: Inputs, via: Alignment | str | Path | None) -> Report:
+    """Return the page of a run, section by section."""
     bases = Bases.of(inputs)
     require_ceiling(bases.b, inputs.ceiling)
     pi, metadata, advice = inputs.alignment, inputs.metadata, _advice(inputs)
@@ -135,10 +133,7 @@ def report(
     missing = make.missing_commands(inputs, names, {section.id for section in shown})
     hero = make_hero(inputs, advice, quality)
     notes = [*inputs.notes, *bases.notes]
-    page = Report(hero, shown, missing, notes, inputs.files(via), inputs.folder.absolute().parent)
-    if output is not None:
-        page.save(output, force=force)
-    return page
+    return Report(hero, shown, missing, notes, inputs.files(via), inputs.folder.absolute().parent)
 
 
 @dataclass(frozen=True, repr=False)

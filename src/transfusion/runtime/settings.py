@@ -30,6 +30,9 @@ MODELS, RESOURCES = "Models", "Resources"
 """Groups of the help that most verbs have."""
 A = "A: the base that was fine-tuned; a folder, a file or a hub id."
 B = "B: the new release of the base; a folder, a file or a hub id."
+CONFIG = "The config.json of weights that come without one."
+ARCHITECTURE = "A table of your own: a text, or a file of Python."
+"""Help of settings that most verbs have."""
 _KEY = "setting"
 _Parameters = ParamSpec("_Parameters")
 _Settings = TypeVar("_Settings")

@@ -35,7 +35,7 @@ from transfusion.model.model import Model
 from transfusion.running.building import skeleton
 from transfusion.running.probes.pairs import enough_probes, tokens_of_a_probe
 from transfusion.running.probes.probed_model import ProbedModel
-from transfusion.runtime.byte_sizes import format_bytes, parse_bytes
+from transfusion.runtime.resources import format_bytes, parse_bytes
 
 POLAR_PRODUCTS = 42
 """Products of a polar decomposition by the best odd polynomials of degree 5, from singular values of 1e-7 of

@@ -27,7 +27,7 @@ from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.runtime.resources import Resources
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import PI_FILE
+from transfusion.transport.record import PI_FILE
 from transfusion.transport.transport import transport
 
 

@@ -575,7 +575,7 @@ DISPENSABLE = {"repeatable"}
 @pytest.mark.parametrize("make", [of_transport, of_merge])
 def test_metadata_is_checked_whole_before_a_rerun(make, tmp_path):
     """Every key, missing or of another kind, is named."""
-    from transfusion.transport.output_record import read_metadata
+    from transfusion.transport.record import read_metadata
 
     file = tmp_path / "transfusion.json"
     file.write_text(json.dumps(make()))

@@ -191,7 +191,7 @@ def _tensors(output: Path, expected: frozenset[str]) -> list[str]:
     import torch
     from safetensors import safe_open
 
-    from transfusion.transport.output_record import PI_FILE
+    from transfusion.transport.record import PI_FILE
 
     holding: dict[str, list[str]] = {}
     found: list[str] = []

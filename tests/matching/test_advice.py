@@ -21,8 +21,7 @@ from transfusion.matching.search import Search
 from transfusion.matching.weights.similarity_in_place import _judge, similarity_in_place
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.engines import LocalEngine, open_engine
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import LocalEngine, Threads, open_engine
 from transfusion.transport.apply import apply
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 192, "num_hidden_layers": 4}

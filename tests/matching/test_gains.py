@@ -19,7 +19,7 @@ from transfusion.architecture.layouts import explode
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import Threads
 
 POLICIES = {
     "untied": Policy(),

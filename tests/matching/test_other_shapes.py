@@ -38,9 +38,9 @@ from transfusion.running.probes.inputs import run_model
 from transfusion.running.probes.texts import TextEncoder, corpus
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
+from transfusion.transport.changes import resampled_kernel, resampled_positions
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import training as refiner
-from transfusion.transport.resampling import resampled_kernel, resampled_positions
 from vocabularies import rearranged, save_tokenizer, trained_tokenizer, with_rows
 
 LLAMA = {

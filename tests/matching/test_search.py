@@ -27,9 +27,8 @@ from transfusion.matching.search import Search
 from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.engines import LocalEngine
+from transfusion.runtime.engines import LocalEngine, Threads
 from transfusion.runtime.resources import Resources
-from transfusion.runtime.threads import Threads
 
 TINY = ("vit", "bert", "bert-pretraining", "llama", "gpt2")
 ONE = Threads(1)

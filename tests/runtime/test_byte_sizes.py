@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transfusion.errors import SettingError
-from transfusion.runtime.byte_sizes import format_bytes, parse_bytes
+from transfusion.runtime.resources import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

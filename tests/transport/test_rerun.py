@@ -14,7 +14,7 @@ from small_models import CASES, finetuned
 from transfusion.alignment.alignment import Alignment
 from transfusion.cli import main
 from transfusion.errors import CheckpointError, MismatchError, SettingError
-from transfusion.transport.output_record import PI_FILE
+from transfusion.transport.record import PI_FILE
 from transfusion.transport.rerun import rerun
 
 

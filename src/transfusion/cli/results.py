@@ -11,7 +11,7 @@ from transfusion import __version__
 from transfusion.cli import views
 from transfusion.cli.console import show, show_result
 from transfusion.errors import listing
-from transfusion.runtime.byte_sizes import format_bytes
+from transfusion.runtime.resources import format_bytes
 
 if TYPE_CHECKING:
     from transfusion.alignment.alignment import Alignment

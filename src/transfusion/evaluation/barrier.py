@@ -29,7 +29,7 @@ from transfusion.model.pair import Pair, compare_vocabularies, require_same_shap
 from transfusion.report.figures import draw_barriers
 from transfusion.report.result_files import ResultFiles
 from transfusion.running.live_model import LiveModel
-from transfusion.runtime.devices import as_precision
+from transfusion.runtime.engines import as_precision
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 

@@ -19,7 +19,7 @@ from transfusion.evaluation.settings import EvaluateSettings
 from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model, Reference
 from transfusion.report.result_files import ResultFiles
-from transfusion.runtime.devices import as_precision
+from transfusion.runtime.engines import as_precision
 from transfusion.runtime.progress import Advance
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb

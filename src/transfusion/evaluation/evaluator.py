@@ -21,7 +21,7 @@ from transfusion.evaluation.scorers import (
 )
 from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Answers, Score, perplexity
 from transfusion.running.live_model import LiveModel
-from transfusion.runtime.devices import device_memory
+from transfusion.runtime.engines import device_memory
 
 
 @dataclass(frozen=True)

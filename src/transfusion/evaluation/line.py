@@ -28,7 +28,7 @@ from transfusion.model.pair import Pair
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
-from transfusion.runtime.devices import as_precision, require_device
+from transfusion.runtime.engines import as_precision, require_device
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.output import Output

@@ -47,7 +47,7 @@ from transfusion.evaluation.task_heads import (
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.probed_model import ProbedModel
-from transfusion.runtime.devices import require_device
+from transfusion.runtime.engines import require_device
 
 TENSORS = (".safetensors", ".npz")
 

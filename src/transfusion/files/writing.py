@@ -24,7 +24,7 @@ from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.publishing import umask, write_json, write_text
 from transfusion.files.staging import StagingFolder
 from transfusion.files.tensor_files import SAFETENSORS_DTYPES, content
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import Threads
 
 _FLUSHED = 2**26
 """The bytes after which the disk is given work."""

@@ -34,11 +34,9 @@ from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model, input_files
 from transfusion.model.pair import Pair
 from transfusion.running.live_model import HowToRun
-from transfusion.runtime.byte_sizes import format_bytes
-from transfusion.runtime.devices import as_precision
-from transfusion.runtime.engines import Engine
+from transfusion.runtime.engines import Engine, as_precision
 from transfusion.runtime.progress import Progress
-from transfusion.runtime.resources import Resources
+from transfusion.runtime.resources import Resources, format_bytes
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.scratch import give_back_at_once, keep_blocks_only
 from transfusion.runtime.settings import verb

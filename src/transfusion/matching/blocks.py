@@ -17,7 +17,7 @@ from transfusion.matching.solvers.assignment import assign, best_totals, solve
 from transfusion.matching.weights.gains import NUMBERS, Gains
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.weight_pair import WeightPair
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import Threads
 
 LARGEST_NESTED = 8192
 """The most units within all elements of a parent for which every pair of elements is scored."""

@@ -31,7 +31,7 @@ from transfusion.model.model import Model
 from transfusion.model.pair import shared_tensors
 from transfusion.running.activations import ModuleRecord, record_outputs
 from transfusion.running.live_model import LiveModel
-from transfusion.runtime.devices import require_device
+from transfusion.runtime.engines import require_device
 
 
 class _Features(Protocol):

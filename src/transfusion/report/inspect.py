@@ -18,14 +18,14 @@ from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, read_key
 from transfusion.files.references import resolve
 from transfusion.files.tensor_files import header_metadata, headers
-from transfusion.model.lora_recognition import claims, fitting_models
 from transfusion.model.model import Model, Reference
 from transfusion.model.pair import compare_vocabularies
+from transfusion.model.recognition import claims, fitting_models
 from transfusion.model.vocabulary_map import describe_vocabulary, differing_digits
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.lora_file import is_adapter, lora_file_in
-from transfusion.transport.output_record import HEADER, recorded_base
+from transfusion.transport.record import HEADER, recorded_base
 
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
 _LEADING_NUMBERS = re.compile(r"^(?:\d+[._])+")

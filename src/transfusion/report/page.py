@@ -65,8 +65,8 @@ from transfusion.report.results import (
 )
 from transfusion.report.settings import ReportSettings
 from transfusion.runtime.progress import phase
+from transfusion.runtime.run_record import shareable_text
 from transfusion.runtime.settings import verb
-from transfusion.runtime.shareable_paths import shareable_text
 from transfusion.transport.alpha import Alpha
 
 __all__ = ["Report", "report"]

@@ -19,7 +19,7 @@ from transfusion.alignment.provenance import EmptyInfo, Number, PredictionInfo, 
 from transfusion.errors import AlignmentError, CheckpointError, DataError, MismatchError, listing
 from transfusion.report.parts import listed, short
 from transfusion.runtime.untrusted_files import path_inside, read_json, validate
-from transfusion.transport.output_record import FILE, kept_pi, read_metadata
+from transfusion.transport.record import FILE, kept_pi, read_metadata
 
 LORA = ".safetensors"
 """The end of a LoRA file's name. A moved one has the metadata in its header."""

@@ -52,10 +52,10 @@ from transfusion.report.results import (
     SweepCurve,
     recorded,
 )
-from transfusion.runtime.byte_sizes import format_bytes
+from transfusion.runtime.resources import format_bytes
 from transfusion.transport.adapters.drift import describe_adapter_drift
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.output_record import FILE
+from transfusion.transport.record import FILE
 from transfusion.transport.refinement.settings import describe_refinement
 
 NOTABLE = 0.25

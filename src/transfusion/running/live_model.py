@@ -27,10 +27,9 @@ from transfusion.model.model import Model
 from transfusion.running.building import build, module_of
 from transfusion.running.probes.inputs import in_dtype, plain_experts, random_inputs, run_model
 from transfusion.running.streaming import StreamedModule, run_side_by_side, stream, without_cache
-from transfusion.runtime.byte_sizes import format_bytes
-from transfusion.runtime.devices import device_memory
+from transfusion.runtime.engines import device_memory
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.resources import Resources
+from transfusion.runtime.resources import Resources, format_bytes
 
 __all__ = [
     "LiveModel",

@@ -23,10 +23,9 @@ import torch
 
 from transfusion import __version__, errors
 from transfusion.errors import ClusterError, TransfusionError
-from transfusion.runtime.engines import Engine, Result, Task
+from transfusion.runtime.engines import Engine, Result, Task, Threads
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.scratch import give_back_at_once
-from transfusion.runtime.threads import Threads
 
 DEATHS = 3
 """How many workers may die at one task before the run ends with an error."""

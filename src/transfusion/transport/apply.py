@@ -17,7 +17,7 @@ from transfusion.model.model import Model, input_files
 from transfusion.model.pair import open_model
 from transfusion.runtime.settings import verb
 from transfusion.transport.output import Output, OutputTensor
-from transfusion.transport.output_record import FILE
+from transfusion.transport.record import FILE
 from transfusion.transport.settings import ApplySettings
 
 

@@ -15,7 +15,7 @@ from transfusion.errors import MismatchError, listing
 from transfusion.model.model import Model
 from transfusion.model.pair import is_bookkeeping
 from transfusion.running.building import with_defaults
-from transfusion.transport.task_vector_sources import TaskVectorSource
+from transfusion.transport.changes import TaskVectorSource
 
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 """Rotary positions: releases of transformers divide them differently among these keys."""

@@ -12,7 +12,7 @@ from transfusion.transport.alpha_on_probes import AlphaSearch, RunnableFinetune
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.record import OutputRecord
 from transfusion.transport.settings import MergeSettings
 from transfusion.transport.task_vector import NewTokens
 from transfusion.transport.transport_plan import TransportPlan

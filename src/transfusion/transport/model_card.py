@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from transfusion.model.vocabulary_map import describe_vocabulary
-from transfusion.runtime.shareable_paths import shareable_path, shareable_text
+from transfusion.runtime.run_record import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
 from transfusion.transport.refinement.settings import describe_refinement
 

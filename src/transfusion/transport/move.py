@@ -17,14 +17,14 @@ from transfusion.errors import MismatchError, listing
 from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.model.model import Model, untied_config
 from transfusion.model.tensor_pieces import TensorPieces
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import Threads
 from transfusion.transport.adapters.classes import class_for_type, named_in
 from transfusion.transport.changed_settings import ChangedSettings
+from transfusion.transport.changes import TaskVectorSource
 from transfusion.transport.merge_rules import MergeRule, magnitude_histogram
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
-from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.record import OutputRecord
 from transfusion.transport.task_vector import added
-from transfusion.transport.task_vector_sources import TaskVectorSource
 
 _HEAD_KEYS = (
     *("architectures", "id2label", "label2id", "num_labels", "problem_type"),

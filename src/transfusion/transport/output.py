@@ -35,11 +35,11 @@ from transfusion.files.writing import (
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.running.building import module_of
+from transfusion.runtime.engines import Threads
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.scratch import keep_blocks_only
-from transfusion.runtime.threads import Threads
 from transfusion.transport.merge_rules import MergeRule
-from transfusion.transport.output_record import PI_FILE, RecordedFinetune
+from transfusion.transport.record import PI_FILE, RecordedFinetune
 
 if TYPE_CHECKING:
     from transfusion.transport.adapters.adapter import AdapterFiles

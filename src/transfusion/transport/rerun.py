@@ -17,7 +17,7 @@ from transfusion.runtime.progress import SILENT, Progress, followed
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import FILE, kept_pi, read_metadata
+from transfusion.transport.record import FILE, kept_pi, read_metadata
 from transfusion.transport.transport import merge, transport
 
 _SETTINGS = ("new_tokens", "other_parts", "full", "head", "rank", "config", "architecture")

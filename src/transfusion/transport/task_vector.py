@@ -15,7 +15,7 @@ from transfusion.files.tokenizer_files import tokens_in
 from transfusion.model.model import Model
 from transfusion.model.pair import require_rows_of
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import Threads
 
 RELATED = 0.5
 """A model whose weights have a smaller cosine with the base's is not a fine-tune of that base."""

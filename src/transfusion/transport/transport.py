@@ -25,8 +25,8 @@ from transfusion.matching.advice import Verdict
 from transfusion.matching.settings import MatchingSettings
 from transfusion.model.model import Model, input_files
 from transfusion.model.pair import Pair
-from transfusion.runtime.byte_sizes import format_bytes
 from transfusion.runtime.progress import Progress
+from transfusion.runtime.resources import format_bytes
 from transfusion.runtime.run_record import COMMAND, RunRecord
 from transfusion.runtime.settings import recorded, verb
 from transfusion.transport.adapters.lora_file import OtherParts, is_lora_file
@@ -35,7 +35,7 @@ from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.merging import checked_merge
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement.refine import refine
 from transfusion.transport.refinement.settings import RefinementSettings, refinement_settings
 from transfusion.transport.settings import MergeSettings, MovingSettings, TransportSettings

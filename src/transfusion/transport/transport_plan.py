@@ -38,14 +38,14 @@ from transfusion.transport.adapters.merging import merged_adapter_output
 from transfusion.transport.adapters.move import MovedAdapter, adapter_in_vocabulary, adapter_output
 from transfusion.transport.alpha import AUTO, Alpha, AlphaArgument, balanced_alpha
 from transfusion.transport.alpha_on_probes import AlphaChooser, AlphaSearch, RunnableFinetune
+from transfusion.transport.changes import DenseSource, TaskVectorSource
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.move import dense_output
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import OutputRecord, recorded_base
+from transfusion.transport.record import OutputRecord, recorded_base
 from transfusion.transport.refinement.training import Teacher
 from transfusion.transport.task_vector import NewTokens, TaskVector, added_tokens
-from transfusion.transport.task_vector_sources import DenseSource, TaskVectorSource
 
 Base: TypeAlias = Model | Reference
 LORA = "LORA"

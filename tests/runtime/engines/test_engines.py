@@ -23,10 +23,9 @@ from transfusion.matching.weights.gains import Gains
 from transfusion.matching.weights.weight_pair import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime import ray_engine
-from transfusion.runtime.engines import LocalEngine, open_engine
+from transfusion.runtime.engines import LocalEngine, Threads, open_engine
 from transfusion.runtime.ray_engine import start
 from transfusion.runtime.resources import Resources
-from transfusion.runtime.threads import Threads
 
 # ── what workers are asked in these tests ────────────────────────────────────────────────────
 

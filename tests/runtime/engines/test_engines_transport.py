@@ -20,12 +20,10 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.errors import SettingError
 from transfusion.matching.align import align
-from transfusion.runtime.byte_sizes import parse_bytes
-from transfusion.runtime.engines import LocalEngine
-from transfusion.runtime.resources import PROGRAM, WORKER, Resources
-from transfusion.runtime.threads import Threads
+from transfusion.runtime.engines import LocalEngine, Threads
+from transfusion.runtime.resources import PROGRAM, WORKER, Resources, parse_bytes
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import PI_FILE
+from transfusion.transport.record import PI_FILE
 from transfusion.transport.transport import transport
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from transfusion.alignment.maps import Map
 from transfusion.matching.weights.sections import Section
 from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.runtime.engines import Threads
 from transfusion.runtime.scratch import scratch
-from transfusion.runtime.threads import Threads
 
 BLOCK = 512
 """Rows of a gain that are computed at a time, on one thread: sums do not depend on the number of threads."""

@@ -17,7 +17,7 @@ from transfusion.files.tensor_files import Rows, row_blocks
 from transfusion.matching.weights.sections import Section
 from transfusion.model.model import Model
 from transfusion.model.pair import shared_tensors
-from transfusion.runtime.devices import require_device
+from transfusion.runtime.engines import require_device
 
 
 class WeightPair:

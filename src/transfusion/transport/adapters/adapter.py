@@ -29,7 +29,7 @@ from transfusion.files.staging import StagingFolder
 from transfusion.files.tensor_files import FLOATS, headers
 from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
-from transfusion.runtime.shareable_paths import shareable_path, shareable_text
+from transfusion.runtime.run_record import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import read_json, require_closed
 from transfusion.transport.adapters.checks import (
     movable_kind,
@@ -67,7 +67,7 @@ from transfusion.transport.adapters.targets import (
     prompt_layout,
 )
 from transfusion.transport.output import Output
-from transfusion.transport.output_record import HEADER
+from transfusion.transport.record import HEADER
 
 SINGLE = ".safetensors"
 HASHES = ("sshs_model_hash", "sshs_legacy_hash")

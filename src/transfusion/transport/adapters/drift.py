@@ -23,8 +23,8 @@ from transfusion.errors import AdapterError
 from transfusion.files.tensor_files import row_blocks
 from transfusion.matching.advice import OUTSIDE, describe_drift, relative
 from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
+from transfusion.runtime.engines import Threads
 from transfusion.runtime.progress import phase
-from transfusion.runtime.threads import Threads
 from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.adapters.move import MovedAdapter
 from transfusion.transport.adapters.targets import as_matrix

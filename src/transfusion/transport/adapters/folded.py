@@ -28,8 +28,8 @@ from transfusion.transport.adapters.move import MovedAdapter
 from transfusion.transport.adapters.settings import WRAPPED
 from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, as_stored
 from transfusion.transport.alpha import Alpha
+from transfusion.transport.changes import TaskVectorSource
 from transfusion.transport.task_vector import working
-from transfusion.transport.task_vector_sources import TaskVectorSource
 
 
 @dataclass

@@ -13,7 +13,7 @@ from transfusion.architecture.naming import Naming
 from transfusion.model.model import Model
 from transfusion.transport.adapters.move import lora_output
 from transfusion.transport.output import Action, Output
-from transfusion.transport.output_record import OutputRecord, RecordedFinetune
+from transfusion.transport.record import OutputRecord, RecordedFinetune
 from transfusion.transport.refinement.refine import adapter_tensors, lora_config, with_lora
 
 

@@ -15,8 +15,8 @@ from transfusion.files.checkpoint import CONFIGS, Checkpoint
 from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, is_lora, read_keys, require_movable
 from transfusion.files.references import PICKLES, resolve
 from transfusion.files.tensor_files import FLOATS, TensorInfo, header_metadata, headers
-from transfusion.model.lora_recognition import contradiction
 from transfusion.model.model import Model
+from transfusion.model.recognition import contradiction
 from transfusion.runtime.untrusted_files import parse_json, require_closed
 from transfusion.transport.adapters.adapter import SINGLE, Adapter, AdapterFiles
 from transfusion.transport.adapters.checks import refuse_odd_settings
@@ -24,7 +24,7 @@ from transfusion.transport.adapters.kinds import LORA, kind_in_file
 from transfusion.transport.adapters.kronecker import MOST, Kronecker, as_lora, kronecker_parts
 from transfusion.transport.adapters.settings import CONFIG, ModuleSettings, require_sensible
 from transfusion.transport.adapters.targets import AdapterTensor, LoraTargets, Places, TargetWeight
-from transfusion.transport.output_record import HEADER
+from transfusion.transport.record import HEADER
 
 CONFIGURATION = "lora_adapter_metadata"
 """The entry of a header in which diffusers keeps PEFT's configuration, by component."""

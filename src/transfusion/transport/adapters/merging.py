@@ -21,7 +21,7 @@ from transfusion.transport.adapters.settings import ModuleSettings, config_name
 from transfusion.transport.adapters.targets import AdapterTensor
 from transfusion.transport.merge_rules import MergeMethod, MergeRule, magnitude_histogram
 from transfusion.transport.output import Action, Output, OutputTensor
-from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.record import OutputRecord
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
 _FACTORS, _ALPHA = ("lora_A", "lora_B"), "alpha"

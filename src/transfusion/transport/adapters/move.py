@@ -20,9 +20,9 @@ from transfusion.transport.adapters.adapter import LABEL, Adapter, AdapterFiles
 from transfusion.transport.adapters.kinds import TOKENS, WHOLE, WeightReference, row_norms
 from transfusion.transport.adapters.targets import AdapterTensor, TensorSlice, as_matrix, shares
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.norm_folding import fold_of, safe, scale_of
+from transfusion.transport.changes import fold_of, safe, scale_of
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
-from transfusion.transport.output_record import OutputRecord
+from transfusion.transport.record import OutputRecord
 from transfusion.transport.task_vector import working
 
 _CACHED_STACKS = 16

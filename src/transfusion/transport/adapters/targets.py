@@ -13,9 +13,10 @@ from torch import Tensor
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, names_in, size_of
 from transfusion.architecture.naming import Naming, OriginalNames, without_part
+from transfusion.architecture.table import Shapes
 from transfusion.errors import AdapterError, listing
 from transfusion.files.lora_keys import LoraKey
-from transfusion.model.lora_recognition import Shapes, fitting_models
+from transfusion.model.recognition import fitting_models
 from transfusion.transport.adapters.kinds import WHOLE, AdapterPart
 from transfusion.transport.adapters.settings import WRAPPED
 

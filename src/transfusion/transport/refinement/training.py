@@ -27,8 +27,8 @@ from transfusion.model.model import Model
 from transfusion.running.probes.inputs import run_model
 from transfusion.running.probes.pairs import InputTranslation
 from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.runtime.engines import fitting_threads
 from transfusion.runtime.progress import SILENT, Progress, phase
-from transfusion.runtime.threads import fitting_threads
 from transfusion.transport.refinement.answers import (
     KeptFeatures,
     Outputs,

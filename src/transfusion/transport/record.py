@@ -26,6 +26,7 @@ from transfusion.transport.model_card import card, licence_of
 if TYPE_CHECKING:
     from transfusion.transport.merge_rules import MergeRule
 
+
 FILE = "transfusion.json"
 HEADER = FILE
 """The entry with the metadata in the header of a LoRA file, which has no folder of its own."""

@@ -6,25 +6,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, ones_like, where
 
 from transfusion.alignment.alignment import Alignment, NormFold
 from transfusion.alignment.part_pairs import PartPair
-from transfusion.architecture.layouts import Layout
+from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.layouts import Item, Layout, size_of
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.staging import TensorShape
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
-from transfusion.model.part_roles import TensorPart
+from transfusion.model.part_roles import TensorPart, is_place
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.carried_heads import CarriedHead, carried_heads, names_with_heads
-from transfusion.transport.norm_folding import divided, fold_of, safe, scale_of, unit_scales
-from transfusion.transport.resampling import resample
 from transfusion.transport.task_vector import NewTokens, TaskVector, wide
 
 if TYPE_CHECKING:
@@ -370,3 +370,105 @@ class DenseSource(TaskVectorSource):
 
     def auxiliary_files(self) -> list[Path]:
         return self.model.checkpoint.auxiliary_files()
+
+
+# ── Norm folding: move the scale and the shift of a norm together with the weight… ──────────────────
+
+
+def fold_of(alignment: Alignment, name: str, layout: Layout, base: Architecture) -> NormFold | None:
+    """Return the norm whose output a weight reads; if A lacks the weight, that of its neighbours."""
+    if name in base.tensors or layout.arrow is None:
+        return alignment.folds.get(name)
+    others = {at: fold for at, fold in alignment.folds.items() if at in base.tensors}
+    beside = {fold for at, fold in others.items() if _reads(base.tensors[at]) == _reads(layout)}
+    return beside.pop() if len(beside) == 1 else None
+
+
+def _reads(layout: Layout) -> list[Item]:
+    return [layout.items[dim] for dim in layout.inputs]
+
+
+def unit_scales(model: Model, fold: NormFold) -> Tensor:
+    """Return the scale g of a norm."""
+    return wide(model.raw(f"{fold.norm}.weight")) + fold.offset
+
+
+def scale_of(model: Model, layout: Layout, fold: NormFold, rows: Rows | None = None) -> Tensor:
+    """Return a norm's scale, broadcastable to the inputs of a weight that reads its output."""
+    (dim,) = layout.inputs
+    scale = unit_scales(model, fold)
+    if dim == 0 and rows is not None:
+        scale = scale[rows]
+    shape = [1] * len(layout.items)
+    shape[dim] = -1
+    return scale.reshape(shape)
+
+
+def divided(
+    value: Tensor, model: Model, layout: Layout, fold: NormFold | None, rows: Rows | None = None
+) -> Tensor:
+    """Divide a weight by the scale of the norm that it reads in its new model."""
+    return value if fold is None else value / safe(scale_of(model, layout, fold, rows))
+
+
+def safe(scale: Tensor) -> Tensor:
+    """Return a scale to divide by: one for units that the norm sets to zero."""
+    return where(scale.abs() < 1e-4, ones_like(scale), scale)
+
+
+# ── Changes of position embeddings and of patch kernels, for another grid or anot… ──────────────────
+
+
+def resample(value: Tensor, layout: Layout, b: Architecture, *, grid: bool) -> Tensor:
+    """Return a change for as many positions, or pixels of a patch, as B has; other changes stay.
+
+    ``layout`` is the one in B. ``grid`` if positions are those of patches.
+    """
+    places = [dim for dim, item in enumerate(layout.items) if is_place(item)]
+    if not places:
+        return value
+    sizes = [size_of(layout.items[dim], b.sizes) for dim in places]
+    if len(places) == 2:  # the pixels of a patch
+        return resampled_kernel(value, *sizes)
+    by_place = value.movedim(places[0], 0)
+    table = resampled_positions(by_place.reshape(len(by_place), -1), sizes[0], grid=grid)
+    return table.reshape(sizes[0], *by_place.shape[1:]).movedim(0, places[0])
+
+
+def resampled_kernel(kernel: Tensor, rows: int, columns: int) -> Tensor:
+    """Return kernels (outputs, channels, rows, columns) for patches of another size.
+
+    A patch that shows the same thing in another size gets the same answer.
+    """
+    before = kernel.shape[-2:]
+    if tuple(before) == (rows, columns):
+        return kernel
+    made = nn.functional.interpolate(
+        kernel, size=(rows, columns), mode="bilinear", align_corners=False, antialias=True
+    )
+    return made * (before[0] * before[1] / (rows * columns))
+
+
+def resampled_positions(table: Tensor, count: int, *, grid: bool) -> Tensor:
+    """Return position embeddings (positions, units) for another number of positions.
+
+    Those of a grid of patches are resampled in two dimensions; the rows before the grid belong to other
+    tokens and stay. Positions in a text stay in their places, and further ones get 0.
+    """
+    if len(table) == count:
+        return table
+    if not grid:
+        made = table.new_zeros(count, *table.shape[1:])
+        kept = min(count, len(table))
+        made[:kept] = table[:kept]
+        return made
+    ours, theirs = isqrt(len(table)), isqrt(count)
+    before, room = len(table) - ours**2, count - theirs**2
+    square = table[before:].reshape(1, ours, ours, -1).movedim(-1, 1)
+    resized = nn.functional.interpolate(
+        square, size=(theirs, theirs), mode="bilinear", align_corners=False, antialias=True
+    )
+    rows = resized.movedim(1, -1).reshape(theirs**2, -1)
+    others = table.new_zeros(room, table.shape[-1])
+    others[: min(before, room)] = table[: min(before, room)]
+    return torch.cat([others, rows])

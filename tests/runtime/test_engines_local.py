@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from transfusion.runtime import threads
-from transfusion.runtime.threads import fitting_threads
+from transfusion.runtime import engines as threads
+from transfusion.runtime.engines import fitting_threads
 
 SPEEDS = {
     "a small model": (lambda count: 1.0 * count, 1),

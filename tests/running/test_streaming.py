@@ -26,7 +26,7 @@ from transfusion.running.live_model import HowToRun, LiveModel
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.running.streaming import run_side_by_side, stream
 from transfusion.runtime.resources import PROGRAM, Resources
-from transfusion.transport.transport_plan import TransportPlan
+from transfusion.transport.plan import TransportPlan
 from transfusion.verification.verify import compare
 
 WHOLE_ONLY = frozenset(["marian", "llama4"])

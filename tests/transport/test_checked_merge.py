@@ -18,7 +18,7 @@ from transfusion.running.probes.probed_model import Probes
 from transfusion.transport.alpha_on_probes import FARTHEST, SAME, AlphaSearch, OutputShift
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.merging import merged_search
-from transfusion.transport.transport_plan import TransportPlan
+from transfusion.transport.plan import TransportPlan
 
 VIT = "vit-classifier"
 

@@ -19,7 +19,7 @@ from transfusion.running.live_model import RunningModel
 from transfusion.runtime.resources import Resources
 from transfusion.transport.alpha import balanced_alpha
 from transfusion.transport.alpha_on_probes import AlphaSearch, OutputShift
-from transfusion.transport.transport_plan import TransportPlan
+from transfusion.transport.plan import TransportPlan
 
 
 @pytest.fixture(scope="module")

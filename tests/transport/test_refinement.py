@@ -24,13 +24,13 @@ from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.alpha_on_probes import AlphaSearch, OutputShift
+from transfusion.transport.plan import TransportPlan
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import training as refiner
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
 from transfusion.transport.refinement.training import TrainingState
-from transfusion.transport.transport_plan import TransportPlan
 
 VIT = "vit-classifier"
 

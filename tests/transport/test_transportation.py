@@ -23,9 +23,9 @@ from transfusion.runtime.resources import Resources
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Action
+from transfusion.transport.plan import TransportPlan
 from transfusion.transport.task_vector import TaskVector, added, wide
 from transfusion.transport.transport import merge, transport
-from transfusion.transport.transport_plan import TransportPlan
 
 WITH_HEADS = (
     ("vit", "vit-classifier"),

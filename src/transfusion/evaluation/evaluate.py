@@ -25,7 +25,7 @@ from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.output import Output
-from transfusion.transport.transport_plan import TransportPlan
+from transfusion.transport.plan import TransportPlan
 
 _Compared = TypeVar("_Compared")
 

@@ -32,8 +32,8 @@ from transfusion.runtime.engines import as_precision, require_device
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.output import Output
+from transfusion.transport.plan import Base, TransportPlan
 from transfusion.transport.transport import calibrated, refuse_beside_via
-from transfusion.transport.transport_plan import Base, TransportPlan
 
 NAIVE = "naive"
 Via: TypeAlias = Alignment | str | Path

@@ -29,8 +29,8 @@ from transfusion.runtime.engines import open_engine
 from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.changes import TaskVectorSource
+from transfusion.transport.plan import TransportPlan
 from transfusion.transport.task_vector import NewTokens
-from transfusion.transport.transport_plan import TransportPlan
 
 Matrix = NDArray[np.floating[Any]]
 

@@ -12,10 +12,10 @@ from transfusion.transport.alpha_on_probes import AlphaSearch, RunnableFinetune
 from transfusion.transport.finetunes import Finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.output import Output
+from transfusion.transport.plan import TransportPlan
 from transfusion.transport.record import OutputRecord
 from transfusion.transport.settings import MergeSettings
 from transfusion.transport.task_vector import NewTokens
-from transfusion.transport.transport_plan import TransportPlan
 
 
 def checked_merge(

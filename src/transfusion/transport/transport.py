@@ -35,11 +35,11 @@ from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.merging import checked_merge
 from transfusion.transport.output import Output
+from transfusion.transport.plan import TransportPlan
 from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement.refine import refine
 from transfusion.transport.refinement.settings import RefinementSettings, refinement_settings
 from transfusion.transport.settings import MergeSettings, MovingSettings, TransportSettings
-from transfusion.transport.transport_plan import TransportPlan
 
 __all__ = ["merge", "transport"]
 

@@ -1,4 +1,4 @@
-"""--merge: an adapter in, a whole model out, which loads where B does and computes what B with it computes."""
+"""--full: an adapter in, a whole model out, which loads where B does and computes what B with it computes."""
 
 from __future__ import annotations
 

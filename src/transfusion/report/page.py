@@ -280,7 +280,7 @@ def _next_steps(advice: Mapping[str, Any], support_lost: bool, metadata: Mapping
     if advice.get("verdict") == "predicted":
         steps.append("give unlabelled inputs of your own with --calibrate")
     if support_lost and refined:
-        steps.append("keep more of B with a larger weight, such as --keep-support 1")
+        steps.append("keep more of B with a larger weight, such as --refine-keep 1")
     elif support_lost:
         steps.append("choose a smaller α: transfusion sweep shows what the support loses at each")
     else:

@@ -121,14 +121,14 @@ def test_plain_shortcuts_need_one_map_for_the_stream(case, found, made):
     pi = found("no-residual", case)
     assert pi.provenance.options["plain_shortcuts"] is True
     assert pi.digest == found("transfusion", case).digest, "only the shortcuts differ"
-    assert pi.rotated(Model.open(made(case)).under(pi.provenance.policy).architecture.shortcuts)
+    assert pi.broken_shortcuts(Model.open(made(case)).under(pi.provenance.policy).architecture.shortcuts)
     assert verify(made(case), via=pi).difference > 1e-3
 
 
 def test_plain_shortcuts_do_no_harm_where_the_maps_of_the_stream_agree(shuffled):
     a, b = shuffled("llama")
     pi = align(a, b, method="no-residual", advice=False)
-    assert not pi.rotated(Model.open(a).under(pi.provenance.policy).architecture.shortcuts)
+    assert not pi.broken_shortcuts(Model.open(a).under(pi.provenance.policy).architecture.shortcuts)
     assert not all(map_.is_identity() for map_ in pi.maps.values())
     assert verify(a, via=pi).equal
 

@@ -151,7 +151,7 @@ def test_heads_of_several_fine_tunes_are_not_mixed(made, tmp_path):
     ]
     with pytest.raises(MismatchError, match="2 of the fine-tunes have task heads of their own") as caught:
         merge(tuned, base=a, onto=b, method="naive").state_dict()
-    assert "`head=1`" in str(caught.value.hint)
+    assert "`head`, which counts from 1 on the command line" in str(caught.value.hint)
     chosen = merge(tuned, base=a, onto=b, method="naive", head=1).state_dict()
     theirs = load_file(tuned[1] / "model.safetensors")["classifier.weight"]
     assert torch.equal(chosen["classifier.weight"], theirs)
@@ -308,7 +308,7 @@ def test_tensors_that_several_adapters_have_whole_are_chosen_not_mixed(inputs, t
     one = {"base": inputs["a"], "onto": inputs["b"], "via": inputs["pi"]}
     with pytest.raises(AdapterError, match="have their own lm_head.weight, which cannot be merged") as caught:
         merge(both, **one).state_dict()
-    assert "`head=1`" in str(caught.value.hint)
+    assert "`head`, which counts from 1 on the command line" in str(caught.value.hint)
     key = "base_model.model.lm_head.weight"
     for number, folder in enumerate(both):
         alone = transport(folder, **one).state_dict()[key]

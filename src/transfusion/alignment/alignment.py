@@ -186,7 +186,7 @@ class Alignment:
             mover = self._movers[layout] = RowMover(layout, here, self.sizes, self.parents)
         return mover(read, rows)
 
-    def rotated(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
+    def broken_shortcuts(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
         """Return the shortcuts whose ends have different maps, which a plain shortcut cannot connect."""
 
         def at(id: str) -> Map:

@@ -180,7 +180,7 @@ def one_barrier(
         method=metadata.method if metadata else None,
         residual=str(metadata.policy.residual) if metadata else None,
         shortcuts=chosen,
-        rotated=len(alignment.rotated(a.architecture.shortcuts)) if alignment is not None else 0,
+        rotated=len(alignment.broken_shortcuts(a.architecture.shortcuts)) if alignment is not None else 0,
         loss_of_a=loss_of_a,
         a=a.label,
         b=b.label,
@@ -312,7 +312,9 @@ def _shortcuts(asked: Shortcuts | str | None, alignment: Alignment | None) -> Sh
 
 def _require_permutations(alignment: Alignment, architecture: Architecture) -> None:
     """Refuse to round shortcuts between maps that are not permutations."""
-    ends = {end for cut in alignment.rotated(architecture.shortcuts) for end in (cut.source, cut.target)}
+    ends = {
+        end for cut in alignment.broken_shortcuts(architecture.shortcuts) for end in (cut.source, cut.target)
+    }
     soft = [
         f"{id} ({map_.kind})"
         for id in sorted(ends)

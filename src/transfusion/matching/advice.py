@@ -118,7 +118,7 @@ def agreements(
 
 
 def _part(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
-    """Return ⟨π(A), B⟩, |A|² and |B|² of one tensor."""
+    """Return ⟨π(A), B⟩, |π(A)|² and |B|² of one tensor."""
     return weights.products(*item)
 
 

@@ -177,7 +177,7 @@ class LiveModel:
 
     def _shortcut_hooks(self, alignment: Alignment, share: float) -> Iterator[Any]:
         modules, back = self.modules(), alignment.inverse()
-        for cut in alignment.rotated(self.architecture.shortcuts):
+        for cut in alignment.broken_shortcuts(self.architecture.shortcuts):
             stream: list[Tensor] = []
 
             def enter(

@@ -83,7 +83,9 @@ def apply(settings: ApplySettings) -> Output:
             f"π(A) is not the same function as A: this π mixes the units of {listing(soft, 2)}",
             hint="only permutations can be applied; transport takes this π as it is",
         )
-    broken = [f"{cut.source} → {cut.target}" for cut in alignment.rotated(model.architecture.shortcuts)]
+    broken = [
+        f"{cut.source} → {cut.target}" for cut in alignment.broken_shortcuts(model.architecture.shortcuts)
+    ]
     if broken:
         raise AlignmentError(
             "π(A) is not an ordinary checkpoint: the residual stream has different maps before and after"

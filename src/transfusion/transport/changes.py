@@ -372,7 +372,7 @@ class DenseSource(TaskVectorSource):
         return self.model.checkpoint.auxiliary_files()
 
 
-# ── Norm folding: move the scale and the shift of a norm together with the weight… ──────────────────
+# ── norms folded into the weights behind them ───────────────────────────────────────────────────────
 
 
 def fold_of(alignment: Alignment, name: str, layout: Layout, base: Architecture) -> NormFold | None:
@@ -416,7 +416,7 @@ def safe(scale: Tensor) -> Tensor:
     return where(scale.abs() < 1e-4, ones_like(scale), scale)
 
 
-# ── Changes of position embeddings and of patch kernels, for another grid or anot… ──────────────────
+# ── position embeddings and patch kernels for another grid ──────────────────────────────────────────
 
 
 def resample(value: Tensor, layout: Layout, b: Architecture, *, grid: bool) -> Tensor:

@@ -208,7 +208,8 @@ def _lead(sources: Sequence[TaskVectorSource], onto: Model, head: int | None) ->
         raise MismatchError(
             f"{len(with_own)} of the fine-tunes have task heads of their own, which cannot be merged:"
             f" {listing(source.label for source in with_own)}",
-            hint="choose which one to keep: `head=1` for that of the first fine-tune, and so on",
+            hint="choose which one to keep with `head`, which counts from 1 on the command line and from 0 in"
+            " Python",
         )
     return (*with_own, *with_heads, *sources)[0]
 

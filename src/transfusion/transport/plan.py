@@ -1,4 +1,10 @@
-"""The plan of a transport: two bases and one alignment, the same for every fine-tune of A."""
+"""The plan of a transport: two bases and one alignment, the same for every fine-tune of A.
+
+A model moves tensor by tensor (`move`). A LoRA takes one of two routes. Where A and B have the same shape,
+its two factors are moved, and it stays a LoRA of its rank (`adapters.move`). Where their shapes differ, it is
+folded into A, the whole change is moved, and the result is factored again by a singular value decomposition
+(`adapters.lora_between_shapes`).
+"""
 
 from __future__ import annotations
 
@@ -32,6 +38,7 @@ from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.transport.adapters.drift import adapter_drift, strength_alpha
 from transfusion.transport.adapters.folded import FoldedAdapter
+from transfusion.transport.adapters.kinds import LORA
 from transfusion.transport.adapters.lora_between_shapes import lora_between_shapes
 from transfusion.transport.adapters.lora_file import LoraFile, OtherParts, is_adapter, open_adapter
 from transfusion.transport.adapters.merging import merged_adapter_output
@@ -48,7 +55,6 @@ from transfusion.transport.refinement.training import Teacher
 from transfusion.transport.task_vector import NewTokens, TaskVector, added_tokens
 
 Base: TypeAlias = Model | Reference
-LORA = "LORA"
 LEAST_DIRECTION = 0.2
 """Between shapes, a change of B's outputs with a smaller cosine to that of A's is refused: on measured pairs,
 less than this brought next to nothing and cost B some points of its support."""
@@ -82,10 +88,10 @@ class TransportPlan:
         *,
         assumed: bool = False,
     ) -> TransportPlan:
-        """Return a plan for dry runs and early refusals.
+        """Return the plan of an alignment, whose fingerprints are not compared.
 
-        Without an alignment every map is the identity; with ``assumed``, a random permutation, which takes
-        as much memory as a real one. Only headers are read, and samples of tensors.
+        Without an alignment every map is the identity, as for the fine-tune on A itself; with ``assumed``, a
+        random permutation, for dry runs and early refusals. Only headers are read, and samples of tensors.
         """
         inputs = a.label, a.fingerprint, b.label, b.fingerprint
         made = Provenance(a.family.name, PLANNED, Policy(), PLANNED, {}, 0, *inputs)
@@ -295,7 +301,7 @@ class TransportPlan:
         if isinstance(adapter, LoraFile):
             why = f"{adapter.label}: a LoRA file cannot be moved to a model of another shape"
             raise AdapterError(why, hint=hint)
-        if adapter.kind.name != LORA:
+        if adapter.kind is not LORA:
             raise AdapterError(
                 f"{adapter.label}: adapters of kind {adapter.kind.name} cannot be moved to another shape",
                 hint=hint,

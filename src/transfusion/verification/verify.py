@@ -140,7 +140,7 @@ def compare(live: LiveModel, alignment: Alignment, tolerance: float = TOLERANCE)
         difference=difference,
         tolerance=tolerance,
         outputs=tuple(expected),
-        shortcuts=len(alignment.rotated(live.architecture.shortcuts)) if aided else 0,
+        shortcuts=len(alignment.broken_shortcuts(live.architecture.shortcuts)) if aided else 0,
         parting=None if difference <= tolerance else _first_difference(live, alignment, tolerance, aided),
         reason=_reason(alignment),
     )

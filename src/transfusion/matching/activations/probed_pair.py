@@ -1,7 +1,7 @@
 """Two models on the same probes: the evidence of functional alignment.
 
-`live.activation_store` records samples of the inputs and outputs of modules, `axis_activations` sorts them by
-axis, and `correspondence` finds the maps.
+`running.activations` records samples of the inputs and outputs of modules, `axis_activations` sorts them by
+axis, and `matching.functional` finds the maps.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from transfusion.runtime.scratch import scratch
 
 SAMPLE = 32
 """About how many units of A every unit of B is compared with."""
-UNMOVED = 8.0
+IN_PLACE_SIGMAS = 8.0
 """Standard deviations above chance from which a unit counts as in place: beyond the largest of the 10¹⁴
 products between two axes of ten million units, if chance products are normal."""
 
@@ -155,5 +155,5 @@ def _judge(own: Tensor, others: Tensor) -> SimilarityInPlace:
         return SimilarityInPlace(0.0, 0.0)
     above = (own.cpu().double() - mean) / spread
     return SimilarityInPlace(
-        float((above > UNMOVED).double().mean()), float(above.sum() / above.numel() ** 0.5)
+        float((above > IN_PLACE_SIGMAS).double().mean()), float(above.sum() / above.numel() ** 0.5)
     )

@@ -37,9 +37,8 @@ def lora_between_shapes(
         made: dict[str, torch.Tensor] = {}
         for name in targets:
             if len(shape := onto.info(name).shape) == 2:
-                made |= {
-                    f"{name}.{side}": torch.empty(rank, size) for side, size in zip("AB", shape, strict=True)
-                }
+                sizes = {"lora_A": (rank, shape[1]), "lora_B": (shape[0], rank)}
+                made |= {f"{name}.{one}": torch.empty(size, device="meta") for one, size in sizes.items()}
         made |= {name: torch.empty(dense.tensors[name].shape, device="meta") for name in wholes}
         settings: dict[str, Any] = {}
         share = 1.0

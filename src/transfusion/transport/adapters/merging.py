@@ -231,7 +231,8 @@ class MergedAdapters:
         if shared and self.head is None:
             raise AdapterError(
                 f"several of the adapters have their own {listing(shared)}, which cannot be merged",
-                hint="choose which one to keep: `head=1` for that of the first adapter, and so on",
+                hint="choose which one to keep with `head`, which counts from 1 on the command line and from"
+                " 0 in Python",
             )
         return {
             factor.key: self._whole(self.adapters[number], factor)

@@ -23,8 +23,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from transfusion.matching.solvers import assignment
-from transfusion.matching.solvers.sparse_assignment import assign_among_candidates
+from transfusion.matching import assignment
+from transfusion.matching.assignment import assign_among_candidates
 from transfusion.runtime import scratch
 
 SIZES = "2048,4096,8192,14336"

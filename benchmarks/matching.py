@@ -159,7 +159,7 @@ def run_textbook(a: Path, b: Path, size: str, pair: str, who: str, threads: int)
 def run_ours(a: Path, b: Path, size: str, pair: str, who: str, threads: int) -> Result:
     from transfusion.matching.methods import preset
     from transfusion.matching.search import Search
-    from transfusion.matching.weights.weight_pair import WeightPair
+    from transfusion.matching.weights import WeightPair
     from transfusion.model.model import Model
     from transfusion.runtime.engines import open_engine
 
@@ -215,7 +215,7 @@ def models_mb(size: Size) -> float:
 
 def floor(size: Size, threads: int) -> dict[str, Any]:
     """One pass of gains at the speed of this machine's matrix products, and one of assignments."""
-    from transfusion.matching.solvers.assignment import assign
+    from transfusion.matching.assignment import assign
 
     per_layer = 2 * size.width * size.mlp * (size.width + size.mlp) + 4 * size.width**3
     per_layer += 3 * size.width**2 * (size.width // size.heads)

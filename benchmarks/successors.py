@@ -22,7 +22,7 @@ from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.adapters.drift import strength_alpha
 from transfusion.transport.transport import transport
 from transfusion_demo.digits import Digits, DigitsDemo, DigitsPlan
-from transfusion_demo.steps import TrainingSchedule, one_thread
+from transfusion_demo.steps import ONE_THREAD, TrainingSchedule
 
 RATES = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 """The learning rates of the successors."""
@@ -87,7 +87,7 @@ def main() -> None:
         "arrives, α by strength",
     ):
         table.add_column(column, justify="right")
-    with tempfile.TemporaryDirectory() as place, one_thread():
+    with tempfile.TemporaryDirectory() as place, ONE_THREAD.in_process():
         runs = [measure(seed, Path(place) / str(seed)) for seed in range(asked.seeds)]
     for rows in zip(*runs, strict=True):
         mean = {

@@ -26,12 +26,11 @@ from experiments.pairs.training import Told
 from experiments.settings import Lmc
 from transfusion import align
 from transfusion.data.dataset import Dataset
-from transfusion.evaluation.barrier import Barrier, one_barrier
+from transfusion.evaluation.barrier import Barriers, barrier
 from transfusion.files.publishing import publish_file
 from transfusion.model.model import Model
 
 MODELS = CACHE / "connectivity"
-VANILLA = "vanilla"
 Examples = tuple[Tensor, Tensor]
 
 
@@ -171,24 +170,24 @@ def test_file(lesson: Lesson, count: int) -> Path:
     return place
 
 
-def measured(paths: Sequence[str], a: Model, b: Model, examples: Dataset, points: int) -> dict[str, Barrier]:
+def measured(paths: Sequence[str], a: Model, b: Model, examples: Dataset, points: int) -> Barriers:
     """The straight path, and one per method.
 
     ``transfusion:tied`` asks for one map on the whole stream, ``transfusion::rounded`` for rounded shortcuts.
     """
-    curves = {VANILLA: one_barrier(a, b, via=None, data=examples, points=points)}
+    found = barrier(a, b, data=examples, points=points)
+    curves = dict(found.curves)
     for path in paths:
         name, residual, shortcuts = (*path.split(":"), "", "")[:3]
         say(f"aligning by {name}, and measuring …")
         pi = align(a, b, method=name, residual=residual or None)
         label = ", ".join(part for part in (name, residual, shortcuts) if part)
-        curves[label] = one_barrier(a, b, via=pi, data=examples, points=points, shortcuts=shortcuts or None)
-    return curves
+        way = barrier(a, b, via=pi, vanilla=False, data=examples, points=points, shortcuts=shortcuts or None)
+        (curves[label],) = way.curves.values()
+    return replace(found, curves=curves)
 
 
-def barriers(
-    lesson: Lesson, lmc: Lmc, paths: Sequence[str], seeds: tuple[int, int], device: str
-) -> dict[str, Barrier]:
+def barriers(lesson: Lesson, lmc: Lmc, paths: Sequence[str], seeds: tuple[int, int], device: str) -> Barriers:
     """Train or fetch both models, and measure all paths between them."""
     transformers.utils.logging.disable_progress_bar()
     a, b = (Model.open(trained(lesson, seed, device)) for seed in seeds)

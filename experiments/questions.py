@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from transfusion.data.dataset import Dataset
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.inputs import Batch, TensorBatches
+from transfusion.evaluation.inputs import tensor_batches
 from transfusion.evaluation.scorers import Scorer, ZeroShotScorer
 from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model
@@ -25,51 +26,39 @@ BATCH = 250
 class Captioned(Scorer):
     """Which caption is nearest to an image; the captions' embeddings stay as they are: a frozen head."""
 
-    live: LiveModel
     captions: Tensor
     """One embedding of unit length for every class."""
-    question: str = "nearest caption"
 
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.captions)
-
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+    def logits(self, inputs: Mapping[str, Tensor], *, gradients: bool) -> Tensor:
         """As the live model sees images at this moment."""
         module: Any = self.live.module
-        there = self.captions.device
         with torch.set_grad_enabled(gradients):
-            seen = nn.functional.normalize(
-                module.encode_image(batch.inputs["pixel_values"].to(there)), dim=-1
-            )
-            return module.logit_scale.exp() * seen @ self.captions.T, batch.targets.to(there)
+            seen = module.encode_image(inputs["pixel_values"].to(self.captions.device))
+            scale: Tensor = module.logit_scale.exp()
+            return scale * nn.functional.normalize(seen, dim=-1) @ self.captions.T
 
 
 def frozen(evaluator: Evaluator) -> Evaluator:
     """The same zero-shot question with the head that the captions make now, however the towers change."""
-    assert isinstance(evaluator.scorer, ZeroShotScorer)
-    return replace(evaluator, scorer=Captioned(evaluator.live, evaluator.scorer.embeddings().detach()))
+    asked = evaluator.scorer
+    assert isinstance(asked, ZeroShotScorer)
+    captions = asked.embeddings().detach()
+    scorer = Captioned(asked.live, asked.label, "nearest caption", asked.classes, captions)
+    return replace(evaluator, scorer=scorer)
 
 
 @dataclass(frozen=True)
 class Classified(Scorer):
     """What a linear head says about the embedding of a text."""
 
-    live: LiveModel
     head: nn.Linear
-    question: str = "class of a text by a linear head"
 
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return self.head.out_features
-
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+    def logits(self, inputs: Mapping[str, Tensor], *, gradients: bool) -> Tensor:
         """As the live model reads at this moment."""
-        there = self.head.weight.device
+        module: Any = self.live.module
         with torch.set_grad_enabled(gradients):
-            module: Any = self.live.module
-            read = module.encode_text(batch.inputs["input_ids"].to(there))
-            return self.head(read), batch.targets.to(there)
+            read: Tensor = self.head(module.encode_text(inputs["input_ids"].to(self.head.weight.device)))
+            return read
 
 
 @cache
@@ -95,4 +84,6 @@ class Read(EvaluationData):
         assert self.linear is not None
         there = next(live.module.parameters()).device
         head = self.linear.to(there)
-        return Evaluator(live, TensorBatches(self.reference), Classified(live, head), batch or BATCH)
+        question = "class of a text by a linear head"
+        scorer = Classified(live, self.reference.label, question, head.out_features, head)
+        return Evaluator(tensor_batches(self.reference), scorer, batch or BATCH)

@@ -13,7 +13,7 @@ from experiments.questions import Read
 from experiments.recipes import ZERO
 from experiments.settings import Scale, Task
 from transfusion.evaluation.evaluator import Evaluator
-from transfusion.evaluation.fewshot import LearningSchedule, draw_shots, learn
+from transfusion.evaluation.fewshot import draw_shots, learn
 from transfusion.evaluation.line import Line, Lines
 from transfusion.evaluation.task import EvaluationData
 
@@ -135,18 +135,17 @@ def few_shots(
             shots = whole.chosen(draw_shots(whole, scale.shots, maker.seed))
             rows: Found = {ZERO: percent(test)}
             for method, line in moved.by_method.items():
-                learned = learn(line, shots, LearningSchedule(epochs=scale.epochs))
+                alpha, losses = learn(line, shots, epochs=scale.epochs)
                 with line.at(1.0):
                     plain = percent(test)
-                with line.at(learned.alpha):
+                with line.at(alpha):
                     here = percent(test)
-                first, last = learned.losses[0], min(learned.losses)
                 rows[method] = {
                     **here,
                     **gained(here, rows[ZERO]),
                     "plain gain": gained(plain, rows[ZERO])["task gain"],
-                    "loss at 1": first,
-                    "loss learned": last,
+                    "loss at 1": losses[0],
+                    "loss learned": min(losses),
                 }
             found.setdefault(task.paper, []).append(rows)
     return found

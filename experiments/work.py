@@ -22,7 +22,6 @@ from experiments.settings import Scale
 from experiments.small import SMALL
 from transfusion.cli import views
 from transfusion.cli.console import out
-from transfusion.evaluation.barrier import curves_metadata
 from transfusion.files.publishing import publish_file
 from transfusion.report.figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord
@@ -54,9 +53,9 @@ def run(chosen: Recipe, scale: Scale, asked: argparse.Namespace, command: str) -
 def run_barrier(chosen: Recipe, scale: Scale, asked: argparse.Namespace, record: RunRecord) -> dict[str, Any]:
     """Measure the barrier between models of its own; the record holds the fields of the `barrier` verb."""
     lesson: Lesson = digits() if asked.digits else cifar10(scale.lmc)
-    curves = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
+    found = barriers(lesson, scale.lmc, chosen.rows, (asked.pair[0], asked.pair[1]), asked.device)
     named = dict(zip("ab", (f"{lesson.name}, seed {seed}" for seed in asked.pair), strict=True))
-    metadata = record.of(results.result_of(chosen, scale, 1, curves_metadata(curves) | named))
+    metadata = record.of(results.result_of(chosen, scale, 1, found.metadata() | named))
     keep(metadata, chosen, scale, asked, partial(draw_barriers, metadata["found"]))
     show(metadata)
     return metadata

@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import transformers
 from rich.console import Console
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from small_models import CASES, Case
 from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import parse
-from transfusion.architecture.table import Symmetry, Table
+from transfusion.architecture.table import Axis, Rows, Symmetry, Table
 from transfusion.errors import TransfusionError
 from transfusion.families import all_families
 from transfusion.model.model import Model
@@ -36,29 +37,34 @@ Mutant = tuple[str, str, Table]
 """Kind, what was done, the corrupted table."""
 
 
-def rows_of(table: Table) -> Iterator[tuple[str, Callable[[str], Table]]]:
+Replace = Callable[[str | None], Table]
+"""Gives the table with another layout of a row, or without the row."""
+
+
+def rows_of(table: Table) -> Iterator[tuple[str, str, Replace]]:
     """Every row, with a function that gives the table with that row replaced."""
     for number, stack in enumerate(table.stacks):
-        for line in stack.rows.strip().splitlines():
-            yield line, partial(in_stack, table, number, line)
-    for line in table.rows.strip().splitlines():
-        yield line, partial(in_rows, table, line)
-    for line in table.heads.strip().splitlines():
-        yield line, partial(in_heads, table, line)
+        for name, layout in stack.rows.items():
+            yield name, layout, partial(in_stack, table, number, name)
+    for part in ("rows", "heads"):
+        for name, layout in getattr(table, part).items():
+            yield name, layout, partial(outside, table, part, name)
 
 
-def in_stack(table: Table, number: int, line: str, new: str) -> Table:
+def changed(rows: Rows, name: str, layout: str | None) -> Rows:
+    found = {one: layout if one == name else text for one, text in rows.items()}
+    return {one: text for one, text in found.items() if text is not None}
+
+
+def in_stack(table: Table, number: int, name: str, layout: str | None) -> Table:
     stacks = list(table.stacks)
-    stacks[number] = replace(stacks[number], rows=stacks[number].rows.replace(line, new))
-    return replace(table, stacks=tuple(stacks))
+    stacks[number] = replace(stacks[number], rows=changed(stacks[number].rows, name, layout))
+    return replace(table, stacks=stacks)
 
 
-def in_rows(table: Table, line: str, new: str) -> Table:
-    return replace(table, rows=table.rows.replace(line, new))
-
-
-def in_heads(table: Table, line: str, new: str) -> Table:
-    return replace(table, heads=table.heads.replace(line, new))
+def outside(table: Table, part: str, name: str, layout: str | None) -> Table:
+    rows: dict[str, Any] = {part: changed(getattr(table, part), name, layout)}
+    return replace(table, **rows)
 
 
 def fixed_names(table: Table) -> set[str]:
@@ -69,37 +75,40 @@ def fixed_names(table: Table) -> set[str]:
 def mutants(table: Table, present: set[str], axes: set[str]) -> Iterator[Mutant]:
     """Corruptions of the rows that claim something, and of the declarations that matter here."""
     fixed = fixed_names(table)
-    for line, replaced in rows_of(table):
-        pattern, _, layout = line.strip().partition(" ")
-        if not pattern or pattern.startswith("#") or not claims(pattern, present):
+    for pattern, text, replaced in rows_of(table):
+        if not claims(pattern, present):
             continue
-        yield "row dropped", pattern, replaced("")
-        yield from wrong_scales(pattern, layout.strip(), replaced)
-        mark = "scale " if layout.strip().startswith("scale ") else ""
-        layout = layout.strip().removeprefix("scale ")
+        layout = text.removeprefix("optional ").removeprefix("scale ")
+        mark = text.removesuffix(layout)
+        yield "row dropped", pattern, replaced(None)
+        yield from wrong_scales(pattern, mark, layout, replaced)
         names = parse(layout).names()
         if len(names) > 1 and not set(names[:2]) <= fixed and stream(names[0]) != stream(names[1]):
             swapped = parse(layout).rename(swap(names[0], names[1]))
-            yield "axes swapped", f"{pattern}: {swapped}", replaced(f"{pattern} {mark}{swapped}")
+            yield "axes swapped", f"{pattern}: {swapped}", replaced(f"{mark}{swapped}")
     for name in sorted(fixed & axes):
         yield "fixed axis freed", name, free(table, name)
     if "qk" in fixed & axes and any(axis.name == "vo" for stack in table.stacks for axis in stack.axes):
-        merged = [replace(stack, rows=re.sub(r"\bqk\b", "vo", stack.rows)) for stack in table.stacks]
+        merged = [replace(stack, rows=renamed(stack.rows, "qk", "vo")) for stack in table.stacks]
         sized = [replace(s, sizes={k: v for k, v in s.sizes.items() if k != "qk"}) for s in merged]
-        yield "qk merged with vo", "qk becomes vo", replace(table, stacks=tuple(sized))
+        yield "qk merged with vo", "qk becomes vo", replace(table, stacks=sized)
 
 
-def wrong_scales(pattern: str, layout: str, replaced: Callable[[str], Table]) -> Iterator[Mutant]:
+def renamed(rows: Rows, name: str, other: str) -> Rows:
+    return {one: re.sub(rf"\b{name}\b", other, layout) for one, layout in rows.items()}
+
+
+def wrong_scales(pattern: str, mark: str, layout: str, replaced: Replace) -> Iterator[Mutant]:
     """The row without its ``scale``; or with one, where the layout is a vector with an axis."""
-    if layout.startswith("scale "):
-        yield "scale forgotten", pattern, replaced(f"{pattern} {layout.removeprefix('scale ')}")
+    if mark.endswith("scale "):
+        yield "scale forgotten", pattern, replaced(mark.removesuffix("scale ") + layout)
     elif (one := parse(layout)).arrow is None and len(one.items) == 1 and one.names():
-        yield "scale invented", pattern, replaced(f"{pattern} scale {layout}")
+        yield "scale invented", pattern, replaced(f"{mark}scale {layout}")
 
 
 def claims(pattern: str, present: set[str]) -> bool:
     """Whether a row's pattern names a tensor of this model."""
-    numbered = re.sub(r"\{(\d+\+|\w+)?\}", "NUMBER", pattern.removesuffix("?"))
+    numbered = re.sub(r"\{(\d+\+|\w+)?\}", "NUMBER", pattern)
     regex = re.escape(numbered).replace("NUMBER", r"\d+").replace(r"\*", r"(weight|bias)")
     return any(re.fullmatch(regex, name) for name in present)
 
@@ -115,10 +124,10 @@ def swap(first: str, second: str) -> Callable[[str], str]:
 
 
 def free(table: Table, name: str) -> Table:
-    def loose(axes: tuple) -> tuple:  # type: ignore[type-arg]
-        return tuple(replace(a, group=Symmetry.PERMUTATION) if a.name == name else a for a in axes)
+    def loose(axes: Iterable[Axis]) -> list[Axis]:
+        return [replace(a, group=Symmetry.PERMUTATION) if a.name == name else a for a in axes]
 
-    stacks = tuple(replace(stack, axes=loose(stack.axes)) for stack in table.stacks)
+    stacks = [replace(stack, axes=tuple(loose(stack.axes))) for stack in table.stacks]
     return replace(table, axes=loose(table.axes), stacks=stacks)
 
 

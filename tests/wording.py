@@ -11,7 +11,7 @@ from making import case
 from small_models import BERT, GPT2
 from transfusion.model.model import Model
 from transfusion.running.building import build
-from transfusion.running.probes import synthetic_probes
+from transfusion.running.probes import make_probes
 from transfusion.running.probes.probed_model import ProbedModel, Probes
 from transfusion.running.probes.texts import corpus
 
@@ -63,7 +63,7 @@ def subject_of(folder: Path) -> ProbedModel:
 
 def shown(folder: Path, count: int = 40, seed: int = 0) -> Probes:
     subject = subject_of(folder)
-    return synthetic_probes(subject.model, subject.module, count, seed)
+    return make_probes(subject, count, seed)
 
 
 def joined(probes: Probes, name: str) -> torch.Tensor:

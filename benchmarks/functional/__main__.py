@@ -33,7 +33,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
 from transfusion.running.building import skeleton
-from transfusion.running.probes.pairs import enough_probes, tokens_of_a_probe
+from transfusion.running.probes import enough_probes, tokens_of_a_probe
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.resources import format_bytes, parse_bytes
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from transfusion.alignment.alignment import random_maps
-from transfusion.alignment.maps import Map
-from transfusion.alignment.moves import move_tensor
+from transfusion.alignment.maps import Map, move_tensor
 from transfusion.files.publishing import write_json
 from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model

@@ -120,7 +120,7 @@ def refined(
             output=Path(folder) / "refined",
             **choices,
         )
-        if result.adapter is not None:
+        if result.adapter_files is not None:
             return _with_adapter(case, Path(folder) / "refined")
         return case.pair.load(Path(folder) / "refined")
 
@@ -188,7 +188,6 @@ METHODS: dict[str, Callable[..., Any]] = {
         moved, method="functional", real=True, heads="flat", mlp="rotated", scaled=False, weights=0.0
     ),
     "functional": partial(moved, method="functional"),
-    "functional, gradients": partial(moved, method="functional", gradients=1.0),
     "functional, default α": partial(moved, method="functional", alpha=None),
     "functional, α auto": partial(moved, method="functional", alpha="auto"),
     "functional, real": partial(moved, method="functional", real=True),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transfusion.report.page import report
     from transfusion.runtime.resources import Resources
     from transfusion.transport.apply import apply
-    from transfusion.transport.rerun import rerun
     from transfusion.transport.transport import merge, transport
     from transfusion.verification.verify import predict, verify
 
@@ -44,7 +43,6 @@ __all__ = [
     "merge",
     "predict",
     "report",
-    "rerun",
     "sweep",
     "transport",
     "verify",
@@ -64,7 +62,6 @@ _HOMES = {
     "merge": "transport.transport",
     "predict": "verification.verify",
     "report": "report.page",
-    "rerun": "transport.rerun",
     "sweep": "evaluation.sweep",
     "transport": "transport.transport",
     "verify": "verification.verify",

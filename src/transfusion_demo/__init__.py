@@ -18,8 +18,7 @@ from typing import Any
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import OutputError
-from transfusion.files.publishing import publish_file, require_writable, write_json
-from transfusion.files.staging import staged_folder
+from transfusion.files.publishing import open_staging, publish_file, require_writable, write_json
 from transfusion.report.page import report as build_report
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
@@ -27,7 +26,7 @@ from transfusion.runtime.run_record import RunRecord
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.settings import CONFIG
 from transfusion_demo import digits, text
-from transfusion_demo.steps import DemoProgress, one_thread
+from transfusion_demo.steps import ONE_THREAD, DemoProgress
 
 REPORT = Path("transfusion-demo") / "report.html"
 """The default place of the report, relative to the current folder."""
@@ -66,7 +65,7 @@ def run(
         require_library(name, extra="demo")
     require_library("transformers").utils.logging.disable_progress_bar()
     record = RunRecord("demo", command)
-    with one_thread(), working_folder(keep, force=force) as folder:
+    with ONE_THREAD.in_process(), working_folder(keep, force=force) as folder:
         with progress.bar(text="reading the data") as advance:
             found = which.run(folder, seed=seed, progress=DemoProgress(progress, advance), plan=plan)
         kind = "text" if on_text else "digits"
@@ -99,8 +98,9 @@ def working_folder(keep: Path | None, *, force: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    with staged_folder(keep, force=force) as staged:
-        yield (now := staged.resolve())
+    with open_staging(keep, force=force) as staging:
+        staging.begin()
+        yield (now := staging.output.resolve())
         _replace_paths(now, str(now), str(keep.resolve()))
 
 
@@ -109,25 +109,22 @@ def _replace_paths(folder: Path, before: str, after: str) -> None:
 
     An adapter's fingerprint covers the name of its base, so recorded ones are replaced as well.
     """
+
+    def replace_words(words: Mapping[str, str]) -> None:
+        for file in (*folder.rglob("*.json"), *folder.rglob("*.md")):
+            text = file.read_text()
+            for old, new in words.items():
+                text = text.replace(old, new)
+            file.write_text(text)
+
     adapters = sorted(config.parent for config in folder.glob(f"*/{CONFIG}"))
-    old = [Adapter.open(place).fingerprint for place in adapters]
-    _replace_words(folder, {before: after})
-    new = [Adapter.open(place).fingerprint for place in adapters]
-    _replace_words(folder, dict(zip(old, new, strict=True)))
+    known = [Adapter.open(place).fingerprint for place in adapters]
+    replace_words({before: after})
+    replace_words({old: Adapter.open(place).fingerprint for old, place in zip(known, adapters, strict=True)})
     for file in folder.glob("pi-*.safetensors"):
         pi = Alignment.load(file)
         named = {end: getattr(pi.provenance, end).replace(before, after) for end in ("source", "target")}
         replace(pi, provenance=replace(pi.provenance, **named)).save(file, force=True)
-
-
-def _replace_words(folder: Path, words: Mapping[str, str]) -> None:
-    """Replace words in all texts of a folder."""
-    for file in (*folder.rglob("*.json"), *folder.rglob("*.md")):
-        before = after = file.read_text()
-        for old, new in words.items():
-            after = after.replace(old, new)
-        if after != before:
-            file.write_text(after)
 
 
 def write_report(folder: Path, *, kept: bool = True) -> Path:

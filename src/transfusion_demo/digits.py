@@ -189,10 +189,10 @@ class DigitsDemo(NamedTuple):
     def tests(self, draws: int) -> DemoTests:
         """Describe the task and the support."""
         count, question = len(self.digits.test[0]), "class of every example"
-        return DemoTests(
-            describe_data("digits in noise", draws * count, question, 10),
-            describe_data("plain digits", count, question, 10),
-        )
+        return {
+            "task": describe_data("digits in noise", draws * count, question, 10),
+            "support": describe_data("plain digits", count, question, 10),
+        }
 
     def measure(self, model: Any, draws: int) -> DemoScores:
         """Measure a model on the task and on the support."""

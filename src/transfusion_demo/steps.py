@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transfusion.files.publishing import write_json
 from transfusion.matching.align import align
 from transfusion.runtime.progress import Advance, Progress, phase
+from transfusion.runtime.resources import Resources
 from transfusion.runtime.run_record import RunRecord
 from transfusion.transport.transport import transport
 from transfusion.verification.verify import predict
@@ -26,6 +27,8 @@ REFINED = "refined"
 """The output that was moved by that π, and refined."""
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 Score = dict[str, Any]
+DemoTests = dict[str, dict[str, Any]]
+"""The descriptions of the task and the support."""
 Loss = Callable[[torch.Generator], Tensor]
 """Draws a batch with the generator and returns its loss."""
 
@@ -80,19 +83,8 @@ def draw(count: int, schedule: TrainingSchedule, generator: torch.Generator) -> 
     return torch.randint(count, (schedule.batch,), generator=generator)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread within the block.
-
-    For models this small that is faster, and a seed gives the same numbers on any number of cores.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
+# For models this small one thread is faster, and a seed gives the same numbers on any number of cores.
+ONE_THREAD = Resources(jobs=1)
 
 # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
@@ -137,15 +129,8 @@ class DemoScores(NamedTuple):
 
     def gain(self, before: DemoScores) -> dict[str, float]:
         """Return the gains over another model, in percentage points."""
-        ours, theirs = self._asdict(), before._asdict()
-        return {name: 100 * (ours[name]["value"] - theirs[name]["value"]) for name in ours}
-
-
-class DemoTests(NamedTuple):
-    """The descriptions of the task and the support."""
-
-    task: dict[str, Any]
-    support: dict[str, Any]
+        theirs = before._asdict()
+        return {name: 100 * (ours["value"] - theirs[name]["value"]) for name, ours in self._asdict().items()}
 
 
 def describe_data(label: str, examples: int, question: str, classes: int | None) -> dict[str, Any]:
@@ -194,7 +179,7 @@ def evaluate_models(
         row = {"model": str(folder / name), "name": title, **scores[name]._asdict()}
         rows.append({**row, "gain": gain, "share": share})
     ends = {"against": str(folder / first), "ceiling": str(folder / last)}
-    metadata = {**tests._asdict(), **ends, "models": rows}
+    metadata = {**tests, **ends, "models": rows}
     write_json(folder / f"{result}.json", record.of(metadata))
     return metadata
 
@@ -220,6 +205,6 @@ def sweep_alpha(
         way = None if method == "naive" else method
         curves.append({"label": method, "method": way, "points": points, "best": best})
     names = {"finetuned": str(folder / finetuned), "base": str(folder / "a"), "onto": str(folder / "b")}
-    metadata = {**names, **tests._asdict(), "at_zero": before._asdict(), "curves": curves}
+    metadata = {**names, **tests, "at_zero": before._asdict(), "curves": curves}
     write_json(folder / "sweep.json", record.of(metadata))
     return metadata

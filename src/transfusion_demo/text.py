@@ -167,10 +167,11 @@ class TextDemo(NamedTuple):
     def tests(self) -> DemoTests:
         """Describe the task and the support."""
         count, candidates = len(self.test), min(CANDIDATES, len(self.test))
-        return DemoTests(
-            describe_data("ends of reviews", count, "is the review good?", 2),
-            describe_data("ends of reviews", count, f"which of {candidates} has this topic?", candidates),
-        )
+        choice = f"which of {candidates} has this topic?"
+        return {
+            "task": describe_data("ends of reviews", count, "is the review good?", 2),
+            "support": describe_data("ends of reviews", count, choice, candidates),
+        }
 
     def measure(self, model: Any, head: nn.Linear) -> DemoScores:
         """Measure a model for sentiment on the task, and its encoder with B's topic head on the support."""

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.alignment.test_maps import PARENTS, SIZES, blocks, random_rotation, shape_of
-from transfusion.alignment.alignment import Alignment, NormFold
-from transfusion.alignment.maps import Map
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.maps import Map, NormFold
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
 from transfusion.architecture.layouts import parse
@@ -23,14 +23,13 @@ PROVENANCE = Provenance("tiny", "0" * 64, Policy(), "functional", {}, 0, "a", "1
 FOLDS = {"layer.0.q.weight": NormFold("layer.0.norm"), "layer.0.up.weight": NormFold("layer.0.norm2", 1.0)}
 
 
-@pytest.fixture(params=[False, True], ids=["together", "apart"])
-def pi(request) -> Alignment:
-    """With one matrix for each axis, and with two."""
+@pytest.fixture
+def pi() -> Alignment:
     rng = np.random.default_rng(3)
     maps: dict[str, Map] = {
         "group": Map.random(2, 1, rng),
-        "vo": random_rotation("vo", rng, apart=request.param),
-        "x": random_rotation("x", rng, apart=request.param),
+        "vo": random_rotation("vo", rng),
+        "x": random_rotation("x", rng),
     }
     return Alignment(maps, SIZES, PARENTS, PROVENANCE, FOLDS)
 
@@ -109,10 +108,10 @@ def test_other_folds_have_another_digest(pi, folds):
     assert replace(pi, folds=folds).digest != pi.digest
 
 
-@pytest.mark.parametrize("scale", ["produced", "read", "values", "writing"])
+@pytest.mark.parametrize("scale", ["produced", "read", "values"])
 def test_other_numbers_have_another_digest(pi, scale):
-    turned = scale in ("values", "writing")
-    other = replace(pi.maps["vo"], **{scale: -pi.maps["vo"].matrix if turned else np.ones(2)})
+    turned = -pi.maps["vo"].matrix if scale == "values" else np.ones(2)
+    other = replace(pi.maps["vo"], **{scale: turned})
     assert replace(pi, maps={**pi.maps, "vo": other}).digest != pi.digest
 
 
@@ -206,10 +205,9 @@ def test_inspect_tells_what_is_turned(pi, cli, tmp_path):
     assert code == 0, err
     assert "method functional" in out
     assert "predicted: 99% of B's activations" in out
-    kind = ["rotation,", "writes", "apart"] if (pi.maps["x"].writing is not None) else ["rotation"]
     assert [line.split() for line in out.splitlines() if "rotation" in line] == [
-        ["vo", *kind, "5", "2"],
-        ["x", *kind, "6", "1"],
+        ["vo", "rotation", "5", "2"],
+        ["x", "rotation", "6", "1"],
     ]
     code, out, err = cli("inspect", path, "--json")
     assert code == 0, err
@@ -219,5 +217,4 @@ def test_inspect_tells_what_is_turned(pi, cli, tmp_path):
     assert {id: axis["kind"] for id, axis in described["axes"].items()} == {
         id: map_.kind for id, map_ in pi.maps.items()
     }
-    assert described["axes"]["x"]["writes_apart"] is (pi.maps["x"].writing is not None)
     assert described["axes"]["x"]["stays"] is None, "of what is turned, nothing has a place"

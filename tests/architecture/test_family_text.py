@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from transfusion.architecture.binding import bind
-from transfusion.architecture.expressions import Expression
 from transfusion.architecture.family_library import Library
+from transfusion.architecture.family_text import Expression
 from transfusion.architecture.table import Axis, Draw, Symmetry
 from transfusion.errors import ArchitectureError
 
@@ -71,7 +71,7 @@ def table(text: str = "", name: str = "toy", names=(), **config):
 
 
 def rows(found, stack: int = 0) -> dict[str, str]:
-    return dict(line.split(maxsplit=1) for line in found.stacks[stack].rows.splitlines())
+    return found.stacks[stack].rows
 
 
 # ── meaning ──────────────────────────────────────────────────────────────────────────────────
@@ -94,13 +94,13 @@ def test_rows_fragments_and_alternatives_are_one_table():
         *("embed.weight", "blocks.{}.q.weight", "blocks.{}.k.weight", "blocks.{}.v.*", "blocks.{}.o.*"),
         *("blocks.{}.up.*", "blocks.{}.down.*"),
     ]
-    assert found.stacks[0].shortcuts.splitlines() == [
-        "blocks.{}.up y -> x@next blocks.{}.down",
-        "blocks.{}.q x -> y blocks.{}.o",
+    assert list(found.stacks[0].shortcuts.values()) == [
+        ("blocks.{}.up", "y", "x@next", "blocks.{}.down"),
+        ("blocks.{}.q", "x", "y", "blocks.{}.o"),
     ]
-    assert found.heads == "score.*   label <- x@last"
+    assert found.heads == {"score.*": "label <- x@last"}
     assert found.outputs == {"hidden": "x@last", "loss": None}
-    assert (found.ties, found.unified) == ({"score.weight": "embed.weight"}, (("x@first", "x@last"),))
+    assert (found.ties, found.unified) == ({"score.weight": "embed.weight"}, [("x@first", "x@last")])
     assert Axis("vo", within="head", tied_with="qk") in found.axes
     assert {axis.name for axis in found.axes if axis.group is Symmetry.FIXED} == {"vocab", "label"}
 
@@ -237,17 +237,17 @@ def test_anything_else_is_not_an_expression(text, message):
     [
         (
             "axis qk within head",
-            "line 2: expected 'axis NAME in AXIS with AXIS per layer|stack|model', found",
+            r"line 2: expected 'axis NAME \[in WITHIN\] \[with TIED_WITH\] \[per SCOPE\]', found",
         ),
         (
             "fixed label",
-            "line 2: expected 'fixed NAME in AXIS per layer|stack|model: REASON', found 'fixed label'",
+            r"line 2: expected 'fixed NAME \[in WITHIN\] \[per SCOPE\] : WHY', found 'fixed label'",
         ),
-        ("skip a x y b", "line 2: expected 'skip ENTRY  POINT -> POINT  BRANCH', found 'skip a x y b'"),
-        ("sizes x", "line 2: expected 'sizes AXIS = EXPRESSION, …': 'x' is not a list of NAME = EXPRESSION"),
-        ("stack layer exec(1)", "line 2: expected 'stack NAME DEPTH': 'exec\\(1\\)' calls exec"),
+        ("skip a x y b", "line 2: expected 'skip ENTRY SOURCE -> TARGET BRANCH', found 'skip a x y b'"),
+        ("sizes x", "line 2: expected 'sizes SETTINGS': 'x' is not a list of NAME = VALUE"),
+        ("stack layer exec(1)", "line 2: expected 'stack NAME VALUE': 'exec\\(1\\)' calls exec"),
         ("arrange nobody", "line 2: there is no function nobody; known are"),
-        ("when width", "line 2: expected 'when EXPRESSION' with indented lines below it"),
+        ("when width", "line 2: expected 'when VALUE' with indented lines below it"),
         ("otherwise\n    axis a", "line 2: 'otherwise' without a 'when' directly before it"),
         (
             "sise x = width",

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from small_models import CASES, finetuned
-from transfusion.cli.lazy_import import without_collection
+from transfusion.cli import without_collection
 
 _LATER = ("scipy", "sympy", "transformers", "matplotlib", "jinja2", "ray", "torch._dynamo", "torch._inductor")
 _SCRIPT = """
@@ -44,8 +44,8 @@ def test_a_transport_by_a_given_pi_imports_no_search(made, aligned, tmp_path):
     tuned = finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
     bases = ("--base", made("vit", 1), "--onto", made("vit", 2))
     found = run("transport", tuned, *bases, "--via", pi, "-o", tmp_path / "moved", "-q")
-    search = {"transfusion.matching.align", "transfusion.transport.refinement.refine_transport"}
-    assert not set(found["modules"]) & {*_LATER, *search}
+    later = {*_LATER, "transfusion.matching.align"} - {"jinja2"}  # the card is a template
+    assert not later.intersection(found["modules"])
     assert found["collecting"]
     assert found["frozen"] > 100_000  # the libraries
 

@@ -252,7 +252,7 @@ def test_zero_shot_along_the_line(clip, pets, tmp_path):
         saved = transport(tuned, base=a, onto=b, via=pi, alpha=point.alpha).save(tmp_path / f"{point.alpha}")
         put_tokenizer(saved)
         score = evaluate(saved, data=data).rows[0].task
-        assert point.scores.task.loss == pytest.approx(score.loss, abs=1e-5)
+        assert point.task.loss == pytest.approx(score.loss, abs=1e-5)
 
 
 def test_few_shots_of_pictures(clip, pets):
@@ -260,7 +260,7 @@ def test_few_shots_of_pictures(clip, pets):
     data = EvaluationData(pets, classes=Classes("pets", PETS, TEMPLATES))
     found = fewshot(tuned, base=a, onto=b, data=data, shots=2, epochs=2, naive=False)
     assert (found.training["examples"], found.task["examples"]) == (6, 6)
-    assert found.moved.learned.losses[-1] < found.moved.learned.losses[0]
+    assert found.moved.losses[-1] < found.moved.losses[0]
 
 
 def test_few_shots_of_texts(tmp_path):
@@ -287,7 +287,7 @@ def test_a_borrowed_head_stays_as_it_is(made, tmp_path):
     found = sweep(tuned, base=a, onto=b, data=data, alphas=[0, 1], method="naive", naive=False)
     moved = transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "moved")
     rows = evaluate([moved], data=data, against=b).rows
-    losses = [point.scores.task.loss for point in found.curves[0].points]
+    losses = [point.task.loss for point in found.curves[0].points]
     assert losses == pytest.approx([row.task.loss for row in rows], abs=1e-6)
     assert losses[0] != losses[1]
 

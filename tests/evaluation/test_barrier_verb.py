@@ -114,7 +114,7 @@ def test_a_figure_leaves_the_drawing_library_as_it_was(run, tmp_path):
 
 
 def test_refusals_come_before_any_work(run, job, monkeypatch, tmp_path):
-    monkeypatch.setattr("transfusion.evaluation.barrier.one_barrier", None)
+    monkeypatch.setattr("transfusion.evaluation.barrier._line", None)
     code, _, err = run("-o", tmp_path / "figure.bmp")
     assert code == 1
     assert "neither a figure nor JSON" in err

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.evaluation.test_interpolation import one_barrier
 from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError
-from transfusion.evaluation.barrier import one_barrier
-from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.scorers import PredictionKind
+from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 
@@ -36,8 +36,9 @@ def write(tmp_path):
 
 
 def measured(folder, data: Dataset, batch: int = 2):
-    evaluator = Evaluator.of(LiveModel.of(Model.open(folder), torch.float32), data, batch)
-    return evaluator.question, evaluator.measure()
+    model = Model.open(folder)
+    evaluator = EvaluationData(data).evaluator(model, LiveModel.of(model, torch.float32), batch=batch)
+    return evaluator.scorer.question, evaluator.measure()
 
 
 @pytest.mark.parametrize("name", ["data.safetensors", "data.npz"])

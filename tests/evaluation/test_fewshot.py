@@ -15,8 +15,6 @@ from transfusion.data.dataset import Dataset
 from transfusion.errors import DataError, MismatchError, SettingError
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.fewshot import (
-    LearningSchedule,
-    alpha_of,
     derivatives,
     draw_shots,
     fewshot,
@@ -57,10 +55,10 @@ def test_slopes_are_finite_differences(job):
     groups = groups_of(line)
     assert list(groups) == ["default", "encoder.layer.0.*", "encoder.layer.1.*", "encoder.layer.2.*"]
     here = dict(zip(groups, (0.9, 0.2, 1.3, 0.6), strict=True))
-    loss, found = derivatives(line, evaluator, alpha_of(here), groups)
+    loss, found = derivatives(line, evaluator, Alpha.of(here), groups)
 
     def at(**more):
-        with line.at(alpha_of({**here, **more})):
+        with line.at(Alpha.of({**here, **more})):
             return evaluator.measure().loss
 
     assert loss == pytest.approx(at(), abs=1e-12)
@@ -122,14 +120,14 @@ def test_what_is_harmful_goes_and_the_rest_stays(planted):
     lines = Lines.of(tuned, base, base)
     evaluator = evaluator_of(lines, data)
     line = lines.along(None)
-    found = learn(line, evaluator, LearningSchedule(epochs=35, rate=0.1))
-    learned = found.alpha.patterns
+    alpha, losses = learn(line, evaluator, epochs=35, rate=0.1)
+    learned = alpha.patterns
     assert learned["encoder.layer.1.*"] < 0.15
     for layer in (0, 2):
         assert learned[f"encoder.layer.{layer}.*"] == pytest.approx(1, abs=0.25)
-    assert min(found.losses) < 0.5 * found.losses[0]
-    with line.at(found.alpha):
-        assert evaluator.measure().loss == pytest.approx(min(found.losses), abs=1e-5)
+    assert min(losses) < 0.5 * losses[0]
+    with line.at(alpha):
+        assert evaluator.measure().loss == pytest.approx(min(losses), abs=1e-5)
 
 
 def test_no_coefficient_falls_below_zero(planted):
@@ -141,9 +139,9 @@ def test_no_coefficient_falls_below_zero(planted):
         labels = live.module(images).logits.argmax(-1)
     data = Dataset.of("planted", {"pixel_values": images}, labels)
     lines = Lines.of(tuned, base, base)
-    found = learn(lines.along(None), evaluator_of(lines, data), LearningSchedule(epochs=20, rate=0.15))
-    assert all(0 <= value < 0.35 for value in found.alpha.patterns.values())
-    assert 0 in found.alpha.patterns.values()
+    alpha, _ = learn(lines.along(None), evaluator_of(lines, data), epochs=20, rate=0.15)
+    assert all(0 <= value < 0.35 for value in alpha.patterns.values())
+    assert 0 in alpha.patterns.values()
 
 
 def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path):
@@ -153,8 +151,8 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
     evaluator = evaluator_of(lines, job["data"])
     scored = job["data"].chosen(remaining_examples(evaluator, draw_shots(evaluator, 3, seed=1)))
     for curve in found.curves:
-        assert len(curve.learned.losses) == 7
-        assert all(after < before for before, after in pairwise(curve.learned.losses))
+        assert len(curve.losses) == 7
+        assert all(after < before for before, after in pairwise(curve.losses))
         plain = transport(
             job["finetuned"],
             base=job["base"],
@@ -162,18 +160,18 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
             method="naive" if curve.method is None else "guarded",
         )
         file = tmp_path / f"{curve.label}.json"
-        file.write_text(json.dumps(curve.learned.coefficients))
-        assert Alpha.of(file) == curve.learned.alpha
+        file.write_text(json.dumps(curve.coefficients))
+        assert Alpha.of(file) == curve.alpha
         how = {"via": job["via"]} if curve.method else {"method": "naive"}
         moved = transport(job["finetuned"], base=job["base"], onto=job["onto"], alpha=file, **how)
         assert loss_of(moved.save(tmp_path / curve.label), scored) == pytest.approx(
-            curve.after.loss, abs=1e-6
+            curve.learned.loss, abs=1e-6
         )
         assert loss_of(plain.save(tmp_path / f"{curve.label}-plain"), scored) == pytest.approx(
-            curve.before.loss, abs=1e-6
+            curve.plain.loss, abs=1e-6
         )
     assert found.naive == found.curves[0]
-    assert found.alpha == found.moved.learned.alpha == found.curves[1].learned.alpha
+    assert found.alpha == found.moved.alpha == found.curves[1].alpha
     metadata = found.metadata()
     assert metadata["training"] == {
         "data": "made up",
@@ -191,7 +189,7 @@ def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path
 def test_a_run_is_the_same_every_time(job):
     first, second, other = (fewshot(**job, shots=2, epochs=2, naive=False, seed=seed) for seed in (4, 4, 5))
     assert first == second
-    assert first.curves[0].learned.losses[0] != other.curves[0].learned.losses[0]
+    assert first.curves[0].losses[0] != other.curves[0].losses[0]
 
 
 def test_another_file_is_tested_whole(job):
@@ -219,10 +217,10 @@ def test_an_adapter_for_texts_gets_its_file(made, tmp_path):
         remaining_examples(evaluator := evaluator_of(lines, data), draw_shots(evaluator, 5, seed=0))
     )
     whole = transport(adapter, base=a, onto=b, via=pi, alpha=found.alpha, full=True).save(tmp_path / "whole")
-    assert loss_of(whole, rest) == pytest.approx(found.moved.after.loss, abs=1e-6)
+    assert loss_of(whole, rest) == pytest.approx(found.moved.learned.loss, abs=1e-6)
     kept = transport(adapter, base=a, onto=b, via=pi, alpha=found.alpha).save(tmp_path / "kept")
     model = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained(b), kept)
-    assert loss_of(model.merge_and_unload(), rest) == pytest.approx(found.moved.after.loss, abs=1e-5)
+    assert loss_of(model.merge_and_unload(), rest) == pytest.approx(found.moved.learned.loss, abs=1e-5)
 
 
 # ── drawing ──────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,9 @@ from small_models import CASES, finetuned
 from transfusion.data.dataset import Dataset
 from transfusion.errors import MismatchError, SettingError
 from transfusion.evaluation.line import Lines
-from transfusion.evaluation.sweep import ALPHAS, SweepCurve, TaskAndSupport, asked_alphas, point_of, sweep
+from transfusion.evaluation.scores import Score, Scores, gain
+from transfusion.evaluation.settings import ALPHAS
+from transfusion.evaluation.sweep import SweepCurve, SweepPoint, asked_alphas, sweep
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.align import align
 from transfusion.model.model import Model
@@ -36,7 +38,7 @@ def loss_of(folder, data) -> float:
 
 
 def losses(curve) -> list[float]:
-    return [point.scores.task.loss for point in curve.points]
+    return [point.task.loss for point in curve.points]
 
 
 @pytest.mark.parametrize("case", ["vit-classifier", "bert-classifier", "llama"])
@@ -53,8 +55,8 @@ def test_every_point_is_what_would_be_saved(case, made, tmp_path):
         for point in curve.points[1:]:
             made_of = transport(tuned, base=a, onto=b, alpha=point.alpha, **how)
             saved = made_of.save(tmp_path / f"{curve.label}-{point.alpha}")
-            assert point.scores.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
-            assert abs(point.scores.task.loss - found.at_zero.task.loss) > 1e-5
+            assert point.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
+            assert abs(point.task.loss - found.at_zero.task.loss) > 1e-5
 
 
 def test_the_live_b_is_as_it_was(made, tmp_path):
@@ -81,7 +83,7 @@ def test_a_head_of_its_own_comes_along_whole(made, tmp_path):
         for point in curve.points:
             made_of = transport(tuned, base=a, onto=b, alpha=point.alpha, **how)
             saved = made_of.save(tmp_path / f"{curve.label}-{point.alpha}")
-            assert point.scores.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
+            assert point.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
     assert found.at_zero == naive.at_zero
     assert moved.at_zero.task.loss == losses(moved)[0] != losses(naive)[0]
 
@@ -97,7 +99,7 @@ def test_an_adapter_is_folded_in(made, tmp_path):
     for point in curve.points:
         whole = transport(adapter, base=a, onto=b, via=pi, alpha=point.alpha, full=True)
         saved = whole.save(tmp_path / f"{point.alpha}")
-        assert point.scores.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
+        assert point.task.loss == pytest.approx(loss_of(saved, data), abs=1e-6)
     again = sweep(adapter, onto=b, via=pi, data=data, alphas=[0.5, 1], naive=False)
     assert again == found  # A is the base that the adapter's configuration names
     with pytest.raises(SettingError, match="`base`: the model that was fine-tuned is not given"):
@@ -137,18 +139,19 @@ def test_metadata_with_support_and_gains(made, tmp_path):
 
 
 def test_of_a_loss_less_is_better(made, tmp_path):
-    from transfusion.evaluation.scores import Score
-
     def curve(metric, *values):
-        both = [TaskAndSupport(Score(metric, value, loss, None), None) for value, loss in values]
-        points = tuple(point_of(float(place), one, both[0]) for place, one in enumerate(both))
-        return SweepCurve("", None, both[0], points)
+        scores = [Scores(task=Score(metric, value, loss, None)) for value, loss in values]
+        gains = [one.over(scores[0], gain) for one in scores]
+        points = [
+            SweepPoint(task=one.task, alpha=place, gain=gains[place]) for place, one in enumerate(scores)
+        ]
+        return SweepCurve("", None, scores[0], tuple(points))
 
     assert curve("loss", (2.0, 2.0), (1.0, 1.0), (3.0, 3.0)).best.alpha == 1
     assert curve("accuracy", (0.5, 2.0), (0.4, 1.0), (0.6, 3.0)).best.alpha == 2
     assert curve("accuracy", (0.5, 2.0), (0.5, 1.0), (0.5, 3.0)).best.alpha == 1
-    assert curve("loss", (2.0, 2.0), (1.5, 1.5)).points[1].task_gain == -0.5
-    assert curve("accuracy", (0.5, 2.0), (0.6, 2.0)).points[1].task_gain == pytest.approx(10)
+    assert curve("loss", (2.0, 2.0), (1.5, 1.5)).points[1].gain["task"] == -0.5
+    assert curve("accuracy", (0.5, 2.0), (0.6, 2.0)).points[1].gain["task"] == pytest.approx(10)
 
 
 def test_the_usual_alphas_are_the_papers_range():

@@ -86,9 +86,13 @@ def test_embeddings_are_not_tied_where_a_file_has_both(made, tmp_path):
 
 def test_an_unknown_setting_of_a_part_is_refused_by_name(made, tmp_path):
     tensors, config = read(made("llava"))
-    config["vision_config"]["twist"] = 3
-    with pytest.raises(ArchitectureError, match=r"llava table does not know: vision_config\.twist=3"):
+    config["vision_config"] |= {"is_causal": True, "twist": 3}  # a word in the code of CLIP, and in none
+    with pytest.raises(
+        ArchitectureError, match=r"llava table does not know: vision_config\.is_causal=True\n"
+    ):
         Model.open(written(tmp_path / "odd", tensors, config))
+    del config["vision_config"]["is_causal"]
+    assert Model.open(written(tmp_path / "fine", tensors, config)).unread_settings == ["vision_config.twist"]
 
 
 def test_a_part_of_an_unknown_kind_is_refused(made, tmp_path):

@@ -15,7 +15,6 @@ from transfusion.errors import AdapterError, ArchitectureError
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.adapters.folded import FoldedAdapter
 from transfusion.transport.apply import apply
 from transfusion.transport.transport import transport
 
@@ -336,17 +335,15 @@ def test_adapters_on_all_experts_go_where_the_experts_go(made, tmp_path):
     same = transport(adapter, base=a, onto=a, via=align(a, a, method="naive"))
     moved = transport(adapter, base=a, onto=b, via=pi)
     names = [f"layers.1.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
-    assert sorted(FoldedAdapter(moved.moved).changed) == sorted(FoldedAdapter(same.moved).changed) == names
+    assert sorted(moved.moved_adapter.changed) == sorted(same.moved_adapter.changed) == names
     architecture = Model.open(a).under(pi.provenance.policy).architecture
     for name in names:
-        wanted = pi.move(FoldedAdapter(same.moved).delta(name), architecture.tensors[name])
-        assert torch.allclose(FoldedAdapter(moved.moved).delta(name), wanted, atol=1e-5)
-        assert not torch.allclose(
-            FoldedAdapter(moved.moved).delta(name), FoldedAdapter(same.moved).delta(name), atol=1e-2
-        )
+        wanted = pi.move(same.moved_adapter.delta(name), architecture.tensors[name])
+        assert torch.allclose(moved.moved_adapter.delta(name), wanted, atol=1e-5)
+        assert not torch.allclose(moved.moved_adapter.delta(name), same.moved_adapter.delta(name), atol=1e-2)
     first = "base_model.model.model.layers.1.block_sparse_moe.experts.{}.{}.lora_{}.weight".format
     product = 1.5 * factors[first(2, "w3", "B")] @ factors[first(2, "w3", "A")]
-    assert torch.allclose(FoldedAdapter(same.moved).delta(names[1])[2, 20:], product, atol=1e-5)
+    assert torch.allclose(same.moved_adapter.delta(names[1])[2, 20:], product, atol=1e-5)
     state = moved.state_dict()
     assert {key: value.shape for key, value in state.items()} == {k: v.shape for k, v in factors.items()}
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from transfusion.files.tokenizer_files import BYTES, PIECES, PLAIN, WORDPIECE, TokenTable, tokens_in
-from transfusion.model.vocabulary_map import VocabularyMap, describe_vocabulary, differing_digits
+from transfusion.model.vocabulary_map import VocabularyMap, describe_vocabulary
 from vocabularies import with_tokenizer
 
 
@@ -150,23 +150,3 @@ def test_dropped_tokens_are_counted_and_the_first_named():
     assert "1 tokens in common: 7.69 % of A's 13, 7.69 % of B's 13" in text
     assert "dropped, because B lacks them: 'a0', 'a1', 'a2'" in text
     assert "and 4 more" in text
-
-
-def test_other_splits_of_digits_are_noticed(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    folders = []
-    for name, vocabulary in (("a", ["2024", "42"]), ("b", ["4", "2", "0", "##0", "##2", "##4"])):
-        made = Tokenizer(
-            models.WordPiece(
-                {token: row for row, token in enumerate(["[UNK]", *vocabulary])}, unk_token="[UNK]"
-            )
-        )
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
-        folders.append(tmp_path / name)
-        folders[-1].mkdir()
-        made.save(str(folders[-1] / "tokenizer.json"))
-    assert differing_digits(*folders) == "42 is 42 in A and 4·2 in B"
-    assert differing_digits(folders[0], folders[0]) == ""
-    (folders[0] / "tokenizer.json").write_text("{}")
-    assert differing_digits(*folders) == ""

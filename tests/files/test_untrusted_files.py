@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.architecture.config_schema import KINDS, require_sensible
 from transfusion.errors import (
     AdapterError,
     AlignmentError,
@@ -23,6 +22,7 @@ from transfusion.errors import (
 )
 from transfusion.files.checkpoint import CONFIGS
 from transfusion.model.model import Model
+from transfusion.model.recognition import KINDS, require_sensible
 from transfusion.model.tensor_pieces import gather_pieces
 from transfusion.running.probes.inputs import random_inputs
 from transfusion.runtime.untrusted_files import parse_json
@@ -596,7 +596,7 @@ def test_metadata_is_checked_whole_before_a_rerun(make, tmp_path):
     [({"score": "no"}, "score = 'no' is not a choice"), ({"starts": ["no"]}, "starts"), ({"functional": {"a": 1}}, "alignment.options")],
 )  # fmt: skip
 def test_options_of_another_release_are_refused_by_name(options, match, made, tmp_path):
-    from transfusion.transport.rerun import rerun
+    from transfusion.transport.transport import transport
 
     place = made("vit", 1)
     one = {"name": str(place), "path": str(place), "fingerprint": Model.open(place).fingerprint}
@@ -604,7 +604,7 @@ def test_options_of_another_release_are_refused_by_name(options, match, made, tm
     provenance["alignment"]["options"] |= options
     (tmp_path / "transfusion.json").write_text(json.dumps(provenance))
     with pytest.raises(CheckpointError, match=match):
-        rerun(tmp_path)
+        transport(repeat=tmp_path)
 
 
 # ── numbers on the command line ──────────────────────────────────────────────────────────────

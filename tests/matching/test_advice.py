@@ -16,12 +16,12 @@ from small_models import often, transformers_model
 from transfusion.alignment.alignment import Alignment
 from transfusion.files import tensor_files
 from transfusion.matching.align import align
+from transfusion.matching.gains import Gains, judge, similarity_in_place
 from transfusion.matching.methods import preset
 from transfusion.matching.search import Search
-from transfusion.matching.weights.similarity_in_place import _judge, similarity_in_place
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.weights import WeightPair
 from transfusion.model.model import Model
-from transfusion.runtime.engines import LocalEngine, Threads, open_engine
+from transfusion.runtime.engines import Threads, open_engine
 from transfusion.transport.apply import apply
 
 WIDE = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 192, "num_hidden_layers": 4}
@@ -152,11 +152,8 @@ def test_kinship_tells_relatives_from_strangers(family, pairs):
 
     def homes(kind):
         weights = WeightPair(*map(Model.open, pairs(family, kind)))
-        axes = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
-        return {
-            id: one.home
-            for id, one in similarity_in_place(weights, axes, LocalEngine(Threads(1))).axes.items()
-        }
+        found, _ = similarity_in_place(weights, weights.axes, Threads(1))
+        return {id: one.home for id, one in found.items()}
 
     related = homes("successor")
     assert all(home > 0.9 for home in related.values())
@@ -167,9 +164,9 @@ def test_kinship_tells_relatives_from_strangers(family, pairs):
 
 @every_family
 def test_the_scores_of_the_identity_come_with_the_similarity_in_place(family, pairs, monkeypatch):
-    """To the last digit, from one reading of every tensor and a sample of its rows."""
+    """From one reading of every tensor and a sample of its rows."""
     weights = WeightPair(*map(Model.open, pairs(family, "independent")))
-    axes = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
+    axes = weights.axes
     monkeypatch.setattr(tensor_files.row_blocks, "__defaults__", (200,))
     numbers: Counter[str] = Counter()
     read = WeightPair.read
@@ -180,13 +177,34 @@ def test_the_scores_of_the_identity_come_with_the_similarity_in_place(family, pa
         return value
 
     monkeypatch.setattr(WeightPair, "read", counted)
-    found = similarity_in_place(weights, axes, LocalEngine(Threads(1)))
-    assert found.scores.keys() == set(weights.tensors_with(axes))
-    for name in found.scores:
+    _, scores = similarity_in_place(weights, axes, Threads(1))
+    assert scores.keys() == set(weights.tensors_with(axes))
+    for name in scores:
         assert numbers[name] <= 3 * torch.Size(weights.a.info(name).shape).numel(), (
             "A, B, and at most A's rows"
         )
-    assert found.scores == {name: weights.score(name, {}) for name in found.scores}
+    assert scores == pytest.approx({name: weights.score(name, {}) for name in scores}, rel=1e-5, abs=1e-5)
+
+
+@every_family
+def test_units_that_are_in_place_need_no_gain_and_the_maps_are_the_same(family, pairs, monkeypatch):
+    method = preset("transfusion")
+    weights = WeightPair(*(Model.open(path).under(method.policy) for path in pairs(family, "successor")))
+    computed: Counter[str] = Counter()
+    gain = Gains.of
+
+    def counted(self, id, maps, sections):
+        computed[id] += 1
+        return gain(self, id, maps, sections)
+
+    monkeypatch.setattr(Gains, "of", counted)
+    found = Search(weights, method, seed=0, engine=Threads(1)).run()
+    with_checks = computed.copy()
+    computed.clear()
+    monkeypatch.setattr(Gains, "in_place", lambda *given: False)
+    wanted = Search(weights, method, seed=0, engine=Threads(1)).run()
+    assert found.maps == wanted.maps
+    assert sum(with_checks.values()) < sum(computed.values())
 
 
 def test_the_null_scores_only_what_it_moves(pairs):
@@ -244,14 +262,14 @@ def test_a_few_large_heads_in_place_are_seen_in_spite_of_rounding():
     others = 1e3 * torch.randn(1, 4, 4, generator=generator)
     own = torch.full((1, 4), 3e6)
     others[0].diagonal().copy_(own[0] * (1 - 1e-6))  # summed in another order
-    found = _judge(own, others)
+    found = judge(own, others)
     assert found.home == 1
     assert found.margin > 1000
 
 
 def test_a_single_unit_is_in_place():
-    assert _judge(torch.ones(1, 1), torch.ones(1, 1, 1)).home == 1
+    assert judge(torch.ones(1, 1), torch.ones(1, 1, 1)).home == 1
 
 
 def test_units_that_are_all_alike_are_not_told_to_be_in_place():
-    assert _judge(torch.ones(1, 4), torch.ones(1, 4, 4)).home == 0
+    assert judge(torch.ones(1, 4), torch.ones(1, 4, 4)).home == 0

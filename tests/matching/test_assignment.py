@@ -9,9 +9,8 @@ from scipy.optimize import linear_sum_assignment
 
 from transfusion.alignment.maps import Map
 from transfusion.errors import AlignmentError
-from transfusion.matching.solvers import assignment, sparse_assignment
-from transfusion.matching.solvers.assignment import assign, solve
-from transfusion.matching.solvers.sparse_assignment import EXACT, assign_among_candidates
+from transfusion.matching import assignment
+from transfusion.matching.assignment import EXACT, assign, assign_among_candidates, solve
 
 
 def best_total(gain):
@@ -124,8 +123,8 @@ def test_where_every_unit_has_a_place_of_its_own_candidates_are_not_needed(monke
 
 def test_a_search_that_is_cut_short_says_what_is_missing_and_memory_makes_up_for_it(monkeypatch):
     gain = trained(400, 3)
-    monkeypatch.setattr(sparse_assignment, "ROUNDS", 1)
-    monkeypatch.setattr(sparse_assignment, "CANDIDATES", 1)
+    monkeypatch.setattr(assignment, "ROUNDS", 1)
+    monkeypatch.setattr(assignment, "CANDIDATES", 1)
     found = assign_among_candidates(gain)
     best = best_total(gain)
     collected = total(gain, found.index)
@@ -143,7 +142,7 @@ def test_the_answer_does_not_depend_on_threads_nor_on_the_call():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            started = sparse_assignment.first_prices(gain, 1.0)
+            started = assignment.first_prices(gain, 1.0)
             found.append((started.tobytes(), assign_among_candidates(gain)))
     finally:
         torch.set_num_threads(before)

@@ -67,6 +67,13 @@ def test_a_base_that_has_the_adapter_already_contains_it(adapter, tmp_path):
     assert found["blocks"].keys() == {"layers.0", "layers.1", "layers.2"}
 
 
+def test_bases_in_double_precision_are_compared_too(adapter, tmp_path):
+    base, lora = adapter
+    wide = changed(base, tmp_path / "wide", lambda name, value: value.double())
+    found = drift_of(lora, wide, wide)
+    assert (found["moved"], found["overwritten"], found["alpha"]) == (0, 0, 1)
+
+
 def test_the_size_of_a_small_change_is_told_block_by_block(adapter, tmp_path):
     base, lora = adapter
     b = changed(base, tmp_path / "b", lambda name, value: value * (1.01 if ".layers.1." in name else 1))
@@ -85,11 +92,11 @@ def test_auto_keeps_the_relative_strength_of_an_adapter_whose_models_are_too_lar
     """B's block 1 is one and a half times as large as A's."""
     base, lora = adapter
     larger = changed(base, tmp_path / "b", lambda name, value: value * (1.5 if ".layers.1." in name else 1))
-    monkeypatch.setattr("transfusion.running.live_model.device_memory", lambda device: 1000)
+    monkeypatch.setattr("transfusion.running.streaming.device_memory", lambda device: 1000)
     moved = transport(lora, base=base, onto=larger, method="naive", alpha="auto", output=tmp_path / "moved")
     assert "in float32, and there are 1.0 kB" in moved.metadata()["output_shift"]["not_tried"]
-    assert moved.moved.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
-    assert moved.moved.alpha.at("layers.0.mlp.down_proj.weight") == pytest.approx(1, rel=1e-5)
+    assert moved.moved_adapter.alpha.at("layers.1.mlp.down_proj.weight") == pytest.approx(1.5, rel=1e-5)
+    assert moved.moved_adapter.alpha.at("layers.0.mlp.down_proj.weight") == pytest.approx(1, rel=1e-5)
     was, is_now = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("lora", "moved"))
     ups = [key for key in was if "layers.1." in key and "lora_B" in key]
     assert ups

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from making import case
-from planting import ANATOMIES, Plant, orthogonal, plant
+from planting import ANATOMIES, Plant, plant
 from small_models import CASES, FIRST, VIT, finetuned, often
 from tests.families.test_every_family import adapted, loaded, stored, with_adapter
 from tests.transport.test_adapter import outputs_with, train_adapter
@@ -27,18 +25,16 @@ from transfusion.architecture.architecture import HeadPolicy
 from transfusion.architecture.table import Symmetry
 from transfusion.errors import AdapterError, AlignmentError, ArchitectureError, LibraryError, SettingError
 from transfusion.families import all_families
-from transfusion.matching import functional
-from transfusion.matching.activations import probed_pair
-from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.heads_and_experts import _HeadCovariances
-from transfusion.matching.activations.prediction_quality import PredictionQuality
-from transfusion.matching.activations.procrustes import AxisSums, covariance, writing_rotation
+from transfusion.matching import activations, functional
+from transfusion.matching.activations import AxisPiece
 from transfusion.matching.align import align
+from transfusion.matching.functional import AxisSums, PredictionQuality
+from transfusion.matching.heads_and_experts import _HeadCovariances
 from transfusion.matching.methods import METHODS, FunctionalOptions, Method, MlpSolver, preset
-from transfusion.matching.solvers.polar import polar
+from transfusion.matching.procrustes import covariance
 from transfusion.model.model import Model
-from transfusion.running import building, live_model
-from transfusion.running.activations import GRADIENT, HELD_OUT, OUTPUT
+from transfusion.running import building, streaming
+from transfusion.running.activations import HELD_OUT, OUTPUT
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.probed_model import Probes
 from transfusion.runtime import optional_libraries
@@ -90,8 +86,8 @@ def strangers(made) -> Callable[[str], Alignment]:
     """What is found between two models that have nothing to do with each other, once."""
 
     @cache
-    def find(case: str, gradients: float = 0.0) -> Alignment:
-        within = preset("functional").changed(heads="matched", gradients=gradients)
+    def find(case: str) -> Alignment:
+        within = preset("functional").changed(heads="matched")
         return align(made(case, 1), made(case, 2), method=within)
 
     return find
@@ -317,12 +313,10 @@ def test_an_adapter_keeps_its_rank_and_does_on_b_what_it_did_on_a(name, plants, 
 @pytest.mark.parametrize(
     "case", often(["vit-classifier", "bert-classifier", "llama", "gpt2"], ["vit-classifier", "gpt2"])
 )
-@pytest.mark.parametrize("gradients", [0.0, 1.0])
-def test_of_an_adapter_the_product_is_moved(case, gradients, strangers, made, tmp_path):
+def test_of_an_adapter_the_product_is_moved(case, strangers, made, tmp_path):
     """Merged before or after the transport, between any two models, norms of their own on both sides."""
-    a, b, pi = made(case, 1), made(case, 2), strangers(case, gradients)
+    a, b, pi = made(case, 1), made(case, 2), strangers(case)
     assert pi.folds
-    assert any(map_.writing is not None for map_ in pi.maps.values()) is (gradients > 0)
     adapter = adapted(a, tmp_path / "adapter")
     merged = transport(adapter, base=a, onto=a, method="naive", full=True).save(tmp_path / "merged")
     before = transport(merged, base=a, onto=b, via=pi, alpha=1.0).save(tmp_path / "before")
@@ -344,131 +338,6 @@ def test_what_belongs_to_single_units_is_not_turned(plants, found, tmp_path):
     train_adapter(planted.a, tmp_path / "adapter", ["q_proj", "o_proj"], use_dora=True)
     with pytest.raises(AdapterError, match="under permutations only, and this π has a rotation for layer"):
         transport(tmp_path / "adapter", base=planted.a, onto=planted.b, via=found("llama")).state_dict()
-
-
-# ── gradients ────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("name", often(["vit-larger", "bert", "llama-larger"], ["llama-larger"]))
-def test_a_planted_rotation_is_found_by_gradients_too(name, plants, found, tmp_path):
-    """With so large a weight, gradients decide in all directions that they reach."""
-    planted, method = plants(name), preset("functional").changed(gradients=10.0)
-    pi = align(planted.a, planted.b, method=method)
-    assert pi.reading.maps == found(name).maps, "readers move as they do without gradients"
-    stream = [map_ for id, map_ in pi.maps.items() if id.endswith((".x", ".y"))]
-    for map_ in stream:
-        assert map_.rotates
-        assert map_.writing is not None
-        assert torch.allclose(torch.from_numpy(map_.writing[0]).double(), planted.stream, atol=1e-4)
-    wanted = outputs(planted.tuned)
-    moved = transport(planted.tuned, base=planted.a, onto=planted.b, via=pi).save(tmp_path / "moved")
-    effect = largest_difference(wanted, outputs(planted.b))
-    assert largest_difference(wanted, outputs(moved)) < 1e-4 * effect
-
-
-def test_gradients_reach_directions_that_activations_do_not():
-    generator = torch.Generator().manual_seed(1)
-    truth = orthogonal(6, generator)
-    seen = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
-    sent_back = torch.diag(torch.tensor([0.0, 0.0, 1.0, 5.0, 5.0, 5.0], dtype=torch.float64))
-    both = writing_rotation(truth @ seen, truth @ sent_back, 0.1)
-    assert torch.allclose(both, truth, atol=1e-6)
-    noisy = truth @ seen + 1e-6 * torch.randn(6, 6, generator=generator, dtype=torch.float64)
-    assert (polar(noisy) - truth).abs().max() > 0.1, "activations alone do not tell"
-    larger = writing_rotation(7 * truth @ seen, 1e-3 * truth @ sent_back, 0.1)
-    assert torch.allclose(larger, both, atol=1e-9), "sizes do not matter"
-
-
-@pytest.mark.parametrize("case", ["vit-classifier", "gpt2"])
-def test_what_is_read_and_what_it_predicts_do_not_depend_on_gradients(case, strangers):
-    """Held-out activations are predicted by the matrices that read."""
-    without, with_them = strangers(case), strangers(case, 1.0)
-    assert with_them.reading.maps == without.maps
-    assert with_them.maps != without.maps
-    axes = with_them.provenance.advice["axes"]
-    assert axes == without.provenance.advice["axes"]
-    rotations = [one for one in with_them.maps.values() if one.rotates]
-    assert all(one.writing is not None for one in rotations)
-    note = f"used for {len(rotations)} of {len(rotations)} rotations"
-    assert with_them.provenance.advice["gradients"] == note
-    assert with_them.provenance.advice["text"].endswith(f"; gradients were {note}")
-    assert "gradients" not in without.provenance.advice
-
-
-def test_by_two_matrices_the_way_back_leads_home(strangers, made, tmp_path):
-    a, b, pi = made("vit-classifier", 1), made("vit-classifier", 2), strangers("vit-classifier", 1.0)
-    tuned = finetuned(CASES["vit-classifier"], a, tmp_path / "tuned")
-    there = transport(tuned, base=a, onto=b, via=pi, alpha=1.0).save(tmp_path / "there")
-    home = transport(there, base=b, onto=a, via=pi.inverse(), alpha=1.0).save(tmp_path / "home")
-    wanted = outputs(tuned)
-    assert largest_difference(wanted, outputs(home)) < 1e-4 * largest_difference(wanted, outputs(a))
-    wrong = transport(there, base=b, onto=a, via=pi.reading.inverse(), alpha=1.0).save(tmp_path / "wrong")
-    assert largest_difference(wanted, outputs(wrong)) > 0.1 * largest_difference(wanted, outputs(a))
-
-
-@pytest.mark.parametrize("case", often(["bert", "vit-masked", "open_clip"], ["bert"]))
-def test_a_pair_without_logits_is_aligned_without_gradients(case, cli, made, tmp_path):
-    a, b = made(case, 1), made(case, 2)
-    path = tmp_path / "pi.safetensors"
-    code, out, err = cli("align", a, b, "-o", path, "--method", "functional", "--gradients", 0.3)
-    assert code == 0, err
-    why = "gradients were not used: models without logits have no outputs in a space that both share"
-    assert why in " ".join(out.split())
-    found = Alignment.load(path)
-    assert all(map_.writing is None for map_ in found.maps.values())
-    without = align(a, b, method="functional")
-    assert found.maps.keys() == without.maps.keys()
-    for id, map_ in found.maps.items():
-        assert np.allclose(map_.values, without.maps[id].values, atol=1e-4)
-    assert found.provenance.options["functional"]["gradients"] == 0.3
-
-
-def test_other_classes_share_no_space(made, tmp_path):
-    a, b = made("vit-classifier", 1), shutil.copytree(made("vit-classifier", 2), tmp_path / "b")
-    config = json.loads((b / "config.json").read_text())
-    logits = len(Model.open(b).read("classifier.bias"))
-    other = {"id2label": {str(number): f"another {number}" for number in range(logits)}}
-    (b / "config.json").write_text(json.dumps({**config, **other}))
-    pi = align(a, b, method=preset("functional").changed(gradients=0.3, probes=16))
-    assert pi.provenance.advice["gradients"] == "not used: A and B have different classes"
-    assert all(map_.writing is None for map_ in pi.maps.values())
-
-
-def test_outputs_of_other_sizes_share_no_space(made):
-    fewer = case("fewer-classes", "vit", "ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 4})
-    a, b = made("vit-classifier", 1), made(fewer, 2)
-    options = FunctionalOptions(probes=16, gradients=0.3)
-    with probed_pair.run_on_probes(Model.open(a), Model.open(b), options) as probed:
-        assert probed.evidence.unshared == "A and B have different logits (logits of 7; logits of 4)"
-        assert not list(probed.evidence.gradients("layer.0.x"))
-
-
-def test_gradients_are_recorded_only_if_they_are_asked_for(made):
-    models = [Model.open(made("vit-classifier", seed)) for seed in (1, 2)]
-    for gradients in (0.0, 0.3):
-        options = FunctionalOptions(probes=16, gradients=gradients)
-        with probed_pair.run_on_probes(*models, options) as probed:
-            for store in (probed.evidence.of_a, probed.evidence.of_b):
-                assert any(key.endswith("/gradient") for key in store.segments) is (gradients > 0)
-
-
-def test_gradients_are_those_of_the_library(made):
-    """Of the classifier's output, the cotangent itself; behind it, that times the weights."""
-    model = Model.open(made("vit-classifier", 1))
-    options = FunctionalOptions(probes=16, gradients=0.3)
-    with probed_pair.run_on_probes(model, model, options) as probed:
-        pair = probed.evidence.pair("classifier", GRADIENT)
-        assert pair is not None
-        sent, again = pair
-        assert torch.equal(sent, again), "the same in every model"
-        assert 0.5 < float(sent.std()) < 2
-        assert len(torch.unique(sent)) == sent.numel(), "and another one for every batch"
-        norm = probed.evidence.pair("layernorm", GRADIENT)
-        assert norm is not None
-        rows = norm[0][norm[0].abs().sum(1) > 0].double()
-        reached = rows @ torch.linalg.pinv(model.read("classifier.weight").double())
-        assert len(rows) > 0
-        assert torch.allclose(reached @ model.read("classifier.weight").double(), rows, atol=1e-6)
 
 
 # ── what maps are worth ──────────────────────────────────────────────────────────────────────
@@ -501,14 +370,14 @@ def test_of_strangers_little_is_predicted(case, strangers):
 
 def other_batches(monkeypatch, change: Callable[[list], list]) -> None:
     """From now on, probes are not what they would have been."""
-    made_up = probed_pair.synthetic_probes
+    made_up = activations.make_probes
 
     def changed(*asked):
         made = made_up(*asked)
         assert len(made.batches) == 10
         return Probes(change(made.batches), made.about)
 
-    monkeypatch.setattr(probed_pair, "synthetic_probes", changed)
+    monkeypatch.setattr(activations, "make_probes", changed)
 
 
 def noise(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -538,7 +407,7 @@ def test_the_others_are_learned_from(strangers, made, monkeypatch):
 
 def test_a_fifth_of_few_probes_is_held_out_too():
     for count in (8, 20, 64, 320):
-        batches = probed_pair.split_batches(
+        batches = activations.split_batches(
             [{"x": torch.arange(count)[start : start + 32]} for start in range(0, count, 32)]
         )
         assert torch.equal(torch.cat([batch["x"] for batch in batches]), torch.arange(count))
@@ -559,14 +428,14 @@ def test_units_leave_their_heads_only_where_that_predicts_more(made, shuffled):
 def test_both_models_are_never_in_memory_together(plants, monkeypatch):
     planted, built, alive = plants("vit"), [], []
 
-    def build(model, dtype):
+    def build(model, *how):
         gc.collect()
         alive.extend(one for one in built if one() is not None)
-        module = building.build(model, dtype)
+        module = building.build(model, *how)
         built.append(weakref.ref(module))
         return module
 
-    monkeypatch.setattr(live_model, "build", build)
+    monkeypatch.setattr(streaming, "build", build)
     align(planted.a, planted.b, method="functional")
     assert len(built) == 2
     assert alive == []
@@ -661,7 +530,7 @@ def test_the_simplest_that_predicts_about_as_well_is_chosen(shares, chosen, plan
 
 @pytest.fixture
 def bare(plants, tmp_path) -> list[Path]:
-    """The weights of A and B, and no configuration beside them."""
+    """The weights of A and B, without a configuration beside them."""
     planted = plants("vit")
     files = [tmp_path / f"{name}.safetensors" for name in "ab"]
     for folder, file in zip((planted.a, planted.b), files, strict=True):
@@ -670,7 +539,7 @@ def bare(plants, tmp_path) -> list[Path]:
 
 
 def opened(files: list[Path]) -> list[Model]:
-    config = {"model_type": "vit", **VIT}
+    config = {"model_type": "vit", "architectures": ["UnheardModel"], **VIT}
     return [Model.open(file, config=config) for file in files]
 
 
@@ -679,7 +548,7 @@ def test_auto_goes_by_weights_where_models_cannot_be_run(bare):
     pi = align(a, b, method="auto")
     advice = pi.provenance.advice
     assert advice["chosen"] == "permutation"
-    assert "a model can only be run from a folder with its config.json" in advice["not_tried"]["functional"]
+    assert "config.json names a class UnheardModel" in advice["not_tried"]["functional"]
     assert advice["verdict"] == "not alignable by permutation"
     assert pi.maps == align(a, b, advice=False).maps
 
@@ -714,19 +583,12 @@ def test_a_way_with_neurons_that_is_no_choice_is_refused_with_those_that_are():
     assert all(choice in caught.value.hint for choice in MlpSolver)
 
 
-@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
-def test_a_weight_of_gradients_that_is_none_is_refused(weight):
-    with pytest.raises(SettingError, match="it must be a finite number of at least 0"):
-        preset("functional").changed(gradients=weight)
-
-
 CHOICES = (
     {"probes": 8},
     {"samples": 100},
     {"mlp": "rotated"},
     {"weights": 0.5},
     {"scaled": False},
-    {"gradients": 0.3},
 )
 
 
@@ -768,8 +630,8 @@ def test_neurons_that_are_multiplied_with_each_other_are_assigned(found):
     assert all(map_.permutes for map_ in neurons)
 
 
-def test_weights_without_a_configuration_beside_them_are_refused(bare):
-    with pytest.raises(ArchitectureError, match=r"a\.safetensors: a model can only be run from a folder"):
+def test_a_class_that_no_library_has_is_refused(bare):
+    with pytest.raises(ArchitectureError, match=r"a\.safetensors: config\.json names a class UnheardModel"):
         align(*opened(bare), method="functional")
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from small_models import CASES, finetuned, often
 from transfusion.alignment.alignment import Alignment
-from transfusion.matching.activations import heads_and_experts
+from transfusion.matching import heads_and_experts
 from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model

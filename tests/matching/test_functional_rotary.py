@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from small_models import CASES, FIRST, finetuned, often
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.table import Symmetry
-from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.heads_and_experts import _head_scores, _HeadCovariances
+from transfusion.matching.activations import AxisPiece
 from transfusion.matching.align import align
+from transfusion.matching.heads_and_experts import _head_scores, _HeadCovariances
 from transfusion.matching.methods import preset
-from transfusion.matching.solvers.rotary_pairs import (
+from transfusion.matching.procrustes import (
     random_pair_rotations,
     rotary_pairs,
     rotate_pairs,
@@ -259,7 +259,7 @@ def test_heads_are_told_apart_by_one_angle_for_queries_and_keys():
         _HeadCovariances.of(AxisPiece(("head", "qk"), one, one.flip(0), OUTPUT), Symmetry.ROTARY)
         for one in (q, k)
     ]
-    alone = sum(view.head_scores() for view in views)
+    alone = sum(_head_scores([view]) for view in views)
     assert torch.allclose(alone, alone[0, 0].expand(2, 2)), "each for itself, q and k tell nothing"
     together = _head_scores(views)
     assert together[0, 1] > together[0, 0] + 0.1

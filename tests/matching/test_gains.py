@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from small_models import PRINCIPAL
 from transfusion.alignment.alignment import random_maps
-from transfusion.alignment.maps import Map
-from transfusion.alignment.moves import move_tensor
+from transfusion.alignment.maps import Map, move_tensor
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.architecture.layouts import explode
-from transfusion.matching.weights.gains import Gains
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.gains import Gains
+from transfusion.matching.methods import preset
+from transfusion.matching.weights import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime.engines import Threads
 
@@ -27,6 +27,7 @@ POLICIES = {
     "flat": Policy(Residual.TIED, InnerPolicy.TIED, HeadPolicy.FLAT),
 }
 ONE = Threads(1)
+EVERYTHING = preset("guarded")
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +48,13 @@ def movable(weights: WeightPair) -> list[str]:
     return [
         space.id
         for space in architecture.free()
-        if weights.has_evidence_for(space.id) and space.id not in architecture.children
+        if space.id in weights.sections and space.id not in architecture.children
     ]
 
 
 def fresh_gain(weights: WeightPair, id: str, maps, sections):
     """A gain that is computed from nothing, by these sections."""
-    return Gains(weights, ONE, 0).of(id, maps, sections)
+    return Gains(weights, EVERYTHING, ONE, 0).of(id, maps, sections)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -123,7 +124,7 @@ def test_a_gain_that_is_kept_is_as_one_computed_afresh(case, policy, axis, chang
     axes = movable(weights)
     id = axes[axis % len(axes)]
     sections = weights.sections[id]
-    kept = Gains(weights, ONE, 10**9)
+    kept = Gains(weights, EVERYTHING, ONE, 10**9)
     maps = random_maps(weights.architecture, 1)
     kept.of(id, maps, sections)
     for number, (which, small, seed) in enumerate(changes):
@@ -144,7 +145,7 @@ def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch)
         "addmm",
         lambda into, left, right, **more: [widths.append(left.shape[1]), addmm(into, left, right, **more)],
     )
-    gains = Gains(weights, ONE, 10**9)
+    gains = Gains(weights, EVERYTHING, ONE, 10**9)
 
     def multiplied(maps) -> int:
         widths.clear()
@@ -153,7 +154,7 @@ def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch)
 
     maps = random_maps(weights.architecture, 1)
     whole = multiplied(maps)
-    assert whole == sum(section.width for section in weights.sections[id])
+    assert whole == sum(section.extents[1] for section in weights.sections[id])
     assert multiplied(maps) == 0
     for times in range(1, 4):  # in all, no more than half of the columns are corrected
         index = maps["layer.1.y"].index.copy()
@@ -168,10 +169,10 @@ def test_a_small_change_is_a_correction_and_not_a_computation(pair, monkeypatch)
 def test_corrections_that_add_up_to_half_of_the_columns_end_in_a_computation(pair):
     weights = pair("vit-classifier", "untied")
     id, sections = "layer.1.ffn", weights.sections["layer.1.ffn"]
-    gains = Gains(weights, ONE, 10**9)
+    gains = Gains(weights, EVERYTHING, ONE, 10**9)
     maps = random_maps(weights.architecture, 1)
     gains.of(id, maps, sections)
-    width = sum(section.width for section in sections)
+    width = sum(section.extents[1] for section in sections)
     corrected = 0
     while True:
         index = maps["layer.1.y"].index.copy()
@@ -192,8 +193,8 @@ def test_a_gain_does_not_depend_on_what_is_read_at_a_time(case, pair, monkeypatc
     for id in movable(weights):
         whole = fresh_gain(weights, id, maps, weights.sections[id])
         with monkeypatch.context() as small:
-            small.setattr("transfusion.matching.weights.gains.BLOCK", 8)
-            small.setattr("transfusion.matching.weights.gains.NUMBERS", 64)
+            small.setattr("transfusion.matching.gains.BLOCK", 8)
+            small.setattr("transfusion.matching.gains.NUMBERS", 64)
             by_rows = fresh_gain(weights, id, maps, weights.sections[id])
         assert torch.allclose(by_rows, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
 
@@ -204,7 +205,7 @@ def test_a_gain_does_not_depend_on_what_is_read_at_a_time(case, pair, monkeypatc
 def test_two_heads_that_change_places_correct_only_their_own_rows(case, parent, child, pair):
     weights = pair(case, "untied")
     parent, child = f"layer.1.{parent}", f"layer.1.{child}"
-    kept, maps = Gains(weights, ONE, 10**9), random_maps(weights.architecture, 1)
+    kept, maps = Gains(weights, EVERYTHING, ONE, 10**9), random_maps(weights.architecture, 1)
     before = kept.of(child, maps, weights.sections[child]).clone()
     index = maps[parent].index.copy()
     index[0, [0, 1]] = index[0, [1, 0]]
@@ -223,7 +224,7 @@ def test_only_what_fits_is_kept(pair):
     size = weights.architecture.sizes[first]
     worth_it = {id for id in movable(weights) if not id.endswith((".qk", ".vo"))}  # a head has few units
     for limit, kept in ((0, set()), (4 * size**2, {first}), (10**9, worth_it)):
-        gains = Gains(weights, ONE, limit)
+        gains = Gains(weights, EVERYTHING, ONE, limit)
         for id in movable(weights):
             gains.of(id, maps, weights.sections[id])
         assert gains._kept.keys() == kept
@@ -243,10 +244,10 @@ def test_every_row_against_every_row_is_what_loops_find(case, pair):
             for section in weights.sections[child]:
                 if ids & set(section.others) - {parent, child}:
                     continue
-                of_b = section.cut(weights.read("b", section.tensor))
+                of_b = section.matrix(weights.read("b", section.tensor))
                 layout = weights.tensors[section.tensor]
                 here = {id: maps[id] for id in layout.names() if id in maps}
-                of_a = section.cut(
+                of_a = section.matrix(
                     move_tensor(
                         weights.read("a", section.tensor),
                         layout,
@@ -255,9 +256,9 @@ def test_every_row_against_every_row_is_what_loops_find(case, pair):
                         architecture.parents,
                     )
                 )
-                found = Gains(weights, ONE).between(section, maps)
-                for one in range(section.rows):
-                    for other in range(section.rows):
+                found = Gains(weights, EVERYTHING, ONE).between(section, maps)
+                for one in range(section.extents[0]):
+                    for other in range(section.extents[0]):
                         assert torch.allclose(
                             found[one, other], of_b[one] @ of_a[other].T, rtol=1e-4, atol=1e-4
                         )
@@ -279,8 +280,12 @@ def test_columns_say_what_moving_the_whole_tensor_does(case, policy, pair):
             if id in {architecture.parents.get(name) for name in here}:
                 continue
             moved = move_tensor(of_a, section.layout, here, architecture.sizes, architecture.parents)
-            plain = section.cut(of_a).transpose(0, 1).reshape(architecture.sizes[id], -1)
+            plain = section.matrix(of_a).transpose(0, 1).reshape(architecture.sizes[id], -1)
             columns = section.columns(maps)
-            assert columns.shape == (section.rows, section.width)
-            picked = plain[:, columns.reshape(-1)].reshape(-1, section.rows, section.width).transpose(0, 1)
-            assert torch.equal(picked, section.cut(moved)), (id, section.tensor)
+            assert columns.shape == section.extents
+            picked = (
+                plain[:, columns.reshape(-1)]
+                .reshape(-1, section.extents[0], section.extents[1])
+                .transpose(0, 1)
+            )
+            assert torch.equal(picked, section.matrix(moved)), (id, section.tensor)

@@ -17,8 +17,7 @@ from small_models import CASES, FIRST, OFTEN, Case, finetuned, often, transforme
 from tests.matching.test_planted import DEEP
 from tests.transport.test_adapter import TARGETS, outputs_with, train_adapter
 from transfusion.alignment.alignment import Alignment
-from transfusion.alignment.maps import Map
-from transfusion.alignment.moves import move_tensor
+from transfusion.alignment.maps import Map, move_tensor
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
 from transfusion.errors import AlignmentError, SettingError
@@ -192,7 +191,7 @@ def test_experts_stay_whole_where_everything_else_is_soft(evidence, made):
 def test_every_axis_is_told_of_once_in_order(made):
     model = Model.open(made("vit")).under(FLAT)
     info: list[str] = []
-    fuse(model, model, HARD, on_axis=info.append)
+    fuse(model, model, HARD, on_axis=lambda axis, total: info.append(axis))
     assert info == [space.id for space in model.architecture.free()]
 
 
@@ -302,12 +301,12 @@ def test_a_moved_adapter_is_the_moved_change(made, tmp_path):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     pi = fused(a, b)
     train_adapter(a, tmp_path / "adapter", ["q_proj"])
-    prepared = transport(tmp_path / "adapter", base=a, onto=b, via=pi).moved
+    prepared = transport(tmp_path / "adapter", base=a, onto=b, via=pi).moved_adapter
     factors = {factor.layout.items: factor for factor in prepared.factors if ".0." in factor.key}
     down, up = sorted(factors.values(), key=lambda factor: factor.part.name)
     change = prepared.adapter.read(up) @ prepared.adapter.read(down)
     layout = Model.open(a).under(FLAT).architecture.tensors[up.tensor]
-    product = prepared.moved(up) @ prepared.moved(down)
+    product = prepared.on_b(up) @ prepared.on_b(down)
     assert torch.allclose(product, pi.move(change, layout), atol=1e-5)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from deepening import deepened
 from small_models import CASES
-from transfusion import align, apply, merge, rerun, transport
+from transfusion import align, apply, merge, transport
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import (
     AdapterError,
@@ -29,18 +29,18 @@ from transfusion.errors import (
 from transfusion.matching import other_shapes
 from transfusion.matching.align import plan_align
 from transfusion.matching.methods import preset
-from transfusion.matching.other_shapes import divided_path
-from transfusion.matching.solvers.rectangular import isometry, monotone_path, nearest_frequencies
+from transfusion.matching.other_shapes import divided_path, monotone_path
+from transfusion.matching.procrustes import isometry, nearest_frequencies
 from transfusion.model.model import Model
 from transfusion.model.part_roles import tensor_parts
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.inputs import run_model
-from transfusion.running.probes.texts import TextEncoder, corpus
+from transfusion.running.probes.texts import _of_transformers, corpus
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.changes import resampled_kernel, resampled_positions
 from transfusion.transport.refinement import inputs as refinement_inputs
-from transfusion.transport.refinement import training as refiner
+from transfusion.transport.refinement import training
 from vocabularies import rearranged, save_tokenizer, trained_tokenizer, with_rows
 
 LLAMA = {
@@ -449,7 +449,7 @@ def test_the_head_of_a_lora_is_stored_in_b_s_width(lora_with_head, refine, tmp_p
     monkeypatch.setattr(refinement_inputs, "INVERTED", 16)
     monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
-    monkeypatch.setattr(refiner, "BATCH", 16)
+    monkeypatch.setattr(training, "BATCH", 16)
     folder = lora_with_head
     more = {"refine": True, "refine_steps": 4} if refine else {"alpha": 1.0}
     transport(
@@ -516,7 +516,7 @@ def test_a_pi_of_other_models_is_refused(pair, tmp_path):
 
 def test_a_run_is_repeated_bit_for_bit(pair, tmp_path):
     transport(pair / "tuned", base=pair / "a", onto=pair / "b", method="functional", output=tmp_path / "out")
-    rerun(tmp_path / "out" / "transfusion.json", output=tmp_path / "again")
+    transport(repeat=tmp_path / "out" / "transfusion.json", output=tmp_path / "again")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "again"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -551,7 +551,7 @@ def test_models_that_compute_unrelated_things_are_refused(pair):
         parameter.data = torch.randn(parameter.shape, generator=noise)
     wanted = tuned(a)
     pi = align(a, other, method="functional", force_unrelated=True)
-    with pytest.raises(UselessResultError, match="would not move as A's did"):
+    with pytest.raises(UselessResultError, match="would change in another direction than A's did"):
         transport(wanted, base=a, onto=other, via=pi)
     moved = transport(wanted, base=a, onto=other, via=pi, force_unrelated=True)
     assert moved.metadata()["output_shift"]["direction"] < 0.05
@@ -651,12 +651,12 @@ def test_own_texts_are_tokenized_for_both(tmp_path):
 
 def test_long_texts_are_cut_and_short_ones_padded(tmp_path):
     save_tokenizer(tmp_path, json.loads(trained_tokenizer(290).to_str()))
-    made = TextEncoder(transformers.AutoTokenizer.from_pretrained(tmp_path))
-    given = made.padded(["the river", "the river " * 40], 12)
-    assert given["input_ids"].shape == (2, 12)
-    assert given["attention_mask"][1].all()
-    assert 0 < int(given["attention_mask"][0].sum()) < 12
-    assert made.decode(given["input_ids"])[1].startswith("the river the")
+    made = _of_transformers(tmp_path)
+    ids, mask = made.padded(["the river", "the river " * 40], 12)
+    assert ids.shape == (2, 12)
+    assert mask[1].all()
+    assert 0 < int(mask[0].sum()) < 12
+    assert made.decode(ids)[1].startswith("the river the")
 
 
 # ── refinement ───────────────────────────────────────────────────────────────────────────────
@@ -666,7 +666,7 @@ def test_a_refinement_goes_on_from_another_shape(tmp_path, monkeypatch):
     monkeypatch.setattr(refinement_inputs, "INVERTED", 16)
     monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
-    monkeypatch.setattr(refiner, "BATCH", 16)
+    monkeypatch.setattr(training, "BATCH", 16)
     a = vit()
     b = vit(image_size=24, patch_size=8, hidden_size=40, num_hidden_layers=3)
     asked = {"base": a, "onto": b, "method": "functional", "force_unrelated": True}
@@ -680,7 +680,7 @@ def test_a_refinement_goes_on_from_another_shape(tmp_path, monkeypatch):
 def test_a_refinement_reads_texts_in_the_tokens_of_each_model(tmp_path, monkeypatch):
     monkeypatch.setattr(refinement_inputs, "POOL", 48)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
-    monkeypatch.setattr(refiner, "BATCH", 16)
+    monkeypatch.setattr(training, "BATCH", 16)
     torch.manual_seed(8)
     sizes = {"a": (320, {}), "b": (290, {"hidden_size": 32, "num_attention_heads": 4})}
     for name, (tokens, changed) in sizes.items():

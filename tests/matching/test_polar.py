@@ -6,17 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from transfusion.matching.activations.axis_activations import AxisPiece
-from transfusion.matching.activations.heads_and_experts import nuclear_norms
-from transfusion.matching.activations.procrustes import AxisSums, normalise_units, spans, unit
-from transfusion.matching.solvers import polar as module
-from transfusion.matching.solvers.polar import (
+from transfusion.matching import procrustes as module
+from transfusion.matching.activations import AxisPiece
+from transfusion.matching.functional import AxisSums, spans
+from transfusion.matching.heads_and_experts import nuclear_norms
+from transfusion.matching.procrustes import (
     EXACT,
     PANEL,
     is_polar,
     iterated_polar,
+    normalise_units,
     polar,
     symmetric_product,
+    unit,
 )
 
 SIZE = EXACT + 88

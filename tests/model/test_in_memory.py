@@ -14,12 +14,12 @@ from torch import nn
 import transfusion
 from small_models import CASES, FIRST, OFTEN, PRINCIPAL, VIT, often, transformers_model
 from transfusion.data.dataset import Dataset
-from transfusion.errors import ArchitectureError, CheckpointError, MismatchError
+from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, MismatchError
 from transfusion.files.checkpoint import CONFIGS, Checkpoint
 from transfusion.matching.align import align
 from transfusion.model.in_memory import configuration
 from transfusion.model.model import Model
-from transfusion.running.building import build, module_of
+from transfusion.running.building import build, model_of
 from transfusion.running.live_model import LiveModel, largest_difference
 
 CONTRADICTED = ("mt5-untied", "umt5-untied", "t5-untied-as-published")
@@ -341,22 +341,26 @@ def test_modules_of_two_classes_are_refused():
         align(CASES["bert"].build(1), CASES["vit"].build(1))
 
 
+def _built(state: dict[str, torch.Tensor], config: dict[str, Any] | None) -> nn.Module:
+    return build(model_of(state, config), None)
+
+
 def test_a_module_is_made_of_all_tensors_or_not_at_all(made):
     model = Model.open(made("vit"))
     config = config_in(made("vit"))
     state = {name: model.checkpoint.read(name) for name in model.checkpoint.tensors}
     extra = {**state, "surprise.weight": torch.zeros(3)}
-    with pytest.raises(ArchitectureError, match="unexpected surprise.weight"):
-        module_of(model.family, config, extra)
+    with pytest.raises(ArchitectureError, match="does not know: surprise.weight"):
+        _built(extra, config)
     less = {name: tensor for name, tensor in state.items() if name != "layernorm.bias"}
     with pytest.raises(ArchitectureError, match="missing layernorm.bias"):
-        module_of(model.family, config, less)
-    with pytest.raises(ArchitectureError, match="transformers cannot build the module"):
-        module_of(model.family, config, {**state, "layernorm.bias": torch.zeros(5)})
+        _built(less, config)
+    with pytest.raises(LayoutError, match="layernorm.bias"):
+        _built({**state, "layernorm.bias": torch.zeros(5)}, config)
     with pytest.raises(ArchitectureError, match="names a class Unheard"):
-        module_of(model.family, {**config, "architectures": ["Unheard"]}, state)
+        _built(state, {**config, "architectures": ["Unheard"]})
     bare = {key: value for key, value in config.items() if key != "architectures"}
-    assert type(module_of(model.family, bare, state)).__name__ == "ViTModel"
+    assert type(_built(state, bare)).__name__ == "ViTModel"
 
 
 @pytest.mark.parametrize("case", ["open_clip", "timm-vit"])
@@ -364,9 +368,9 @@ def test_other_libraries_take_all_tensors_or_none_too(case, made):
     model = Model.open(made(case))
     state = {name: model.checkpoint.read(name) for name in model.checkpoint.tensors}
     with pytest.raises(ArchitectureError, match="surprise"):
-        module_of(model.family, model.checkpoint.config, {**state, "surprise": torch.zeros(3)})
-    with pytest.raises(ArchitectureError, match="is unknown without a configuration"):
-        module_of(model.family, None, state)
+        _built({**state, "surprise": torch.zeros(3)}, model.checkpoint.config)
+    with pytest.raises(ArchitectureError, match="there is no configuration"):
+        _built(state, None)
 
 
 def test_a_checkpoint_in_memory_shares_its_tensors():

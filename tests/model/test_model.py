@@ -11,12 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from small_models import CASES, FIRST, often
+from transfusion import align, apply
 from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError, LayoutError
-from transfusion.families.timm import timm_settings
+from transfusion.families.functions import timm_settings
+from transfusion.model.library_code import _words
 from transfusion.model.model import Model, untied_config
 from transfusion.model.pair import differing_settings
 from transfusion.running.building import build
+from transfusion.running.live_model import LiveModel
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -175,9 +178,8 @@ def rewrite(folder: Path, change) -> Path:
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [
-        ({"rotary_pct": 0.25, "use_alibi": True}, "rotary_pct=0.25, use_alibi=True"),
+        ({"is_decoder": True, "trained_by": "someone"}, "is_decoder=True"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ({"is_decoder": True}, "is_decoder=True"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads={'0': \\[1\\]}"),
     ],
 )
@@ -190,10 +192,64 @@ def test_settings_of_the_towers_are_looked_at_too(made, tmp_path):
     for file in made("clip").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
-    config["vision_config"]["rope_theta"] = 100
+    config["text_config"]["trained_by"] = "someone"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ArchitectureError, match=r"does not know: vision_config\.rope_theta=100"):
+    assert Model.open(tmp_path).unread_settings == ["text_config.trained_by"]
+    config["vision_config"]["is_causal"] = True  # a word in the library's code
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArchitectureError, match=r"does not know: vision_config\.is_causal=True"):
         Model.open(tmp_path)
+
+
+OF_OTHERS = {"condition_on_chain": True, "uniem_embedding_strategy": "last_mean", "unsloth_version": "2026.1"}
+
+
+def test_settings_that_the_library_never_reads_are_noted(folder, cli):
+    """Keys of real checkpoints, by authors and trainers, which no code of transformers has."""
+    model = Model.open(configure(folder, **OF_OTHERS))
+    assert model.unread_settings == list(OF_OTHERS)
+    code, _, err = cli("align", folder, folder, "--method", "naive", "-o", folder.parent / "pi")
+    assert code == 0
+    assert f"transformers reads no {', '.join(OF_OTHERS)}" in " ".join(err.split())
+    assert "condition_on_chain" in cli("inspect", folder)[1]
+
+
+def test_a_class_of_the_models_own_may_read_any_setting(folder):
+    configure(folder, **OF_OTHERS, auto_map={"AutoModel": "modeling.Mine"})
+    with pytest.raises(ArchitectureError, match="condition_on_chain=True"):
+        Model.open(folder)
+
+
+def test_without_the_library_no_unknown_setting_passes(folder, monkeypatch):
+    monkeypatch.setattr("transfusion.model.library_code.find_spec", lambda name: None)
+    monkeypatch.setattr("transfusion.model.recognition.find_spec", lambda name: None)
+    _words.cache_clear()
+    with pytest.raises(ArchitectureError, match="condition_on_chain=True") as caught:
+        Model.open(configure(folder, **OF_OTHERS))
+    assert "keys that transformers never reads pass once it is installed" in str(caught.value.hint)
+    _words.cache_clear()
+
+
+def test_a_configuration_without_a_model_type_is_told_by_the_tensors(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["model_type"]
+    path.write_text(json.dumps(config))
+    found = Model.open(folder)
+    assert (found.family.name, found.why) == ("bert", "the tensors' names; config.json has no model_type")
+    assert LiveModel.of(found).outputs(), "its library builds it, too"
+    moved = apply(align(folder, folder, method="random", residual="tied"), folder).save(
+        folder.parent / "moved"
+    )
+    assert json.loads((moved / "config.json").read_text())["model_type"] == "bert"
+
+
+def test_settings_that_diffusers_never_reads_are_noted(made, tmp_path):
+    for file in made("flux").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert Model.open(configure(tmp_path, trained_by="someone")).unread_settings == ["trained_by"]
+    with pytest.raises(ArchitectureError, match=r"does not know: hidden_states=1"):  # a word in its code
+        Model.open(configure(tmp_path, hidden_states=1))
 
 
 def test_settings_of_older_releases_are_known(folder):

@@ -12,15 +12,16 @@ from safetensors.torch import load_file, save_file
 
 from making import case
 from small_models import CASES, finetuned
+from tests.evaluation.test_interpolation import one_barrier
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, AlignmentError, DataError, MismatchError, SettingError
-from transfusion.evaluation.barrier import one_barrier
 from transfusion.matching.align import align
 from transfusion.matching.methods import preset
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
 from transfusion.running.building import build
-from transfusion.running.probes import synthetic_probes
+from transfusion.running.probes import make_probes
+from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.transport.apply import apply
 from transfusion.transport.transport import merge, transport
 from transfusion.verification.verify import predict, verify
@@ -244,25 +245,6 @@ def test_positions_behind_another_padding_token_are_refused(pair, tmp_path):
     (onto / "config.json").write_text(json.dumps({**config, "pad_token_id": 3}))
     with pytest.raises(MismatchError, match="count positions from behind their padding tokens"):
         align(a, onto)
-
-
-def test_digits_that_are_split_differently_are_noted(cli, shuffled, tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    folders = []
-    for model, name, digits in zip(shuffled("gpt2"), "ab", (["42"], ["4", "##2"]), strict=True):
-        tokens = ["[UNK]", *digits, *WORDS[:28]]
-        made = Tokenizer(
-            models.WordPiece({token: row for row, token in enumerate(tokens)}, unk_token="[UNK]")
-        )
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
-        folders.append(copied(model, tmp_path / name))
-        made.save(str(folders[-1] / "tokenizer.json"))
-    code, _, messages = cli("align", *folders, "-o", tmp_path / "pi.safetensors", "--dry-run")
-    said = " ".join(messages.split())
-    assert code == 0
-    assert "29 tokens in common: 96.7 % of A's 30, 93.5 % of B's 31" in said
-    assert "digits are split differently: 42 is 42 in A and 4·2 in B" in said
 
 
 def test_a_pi_for_other_vocabularies_is_refused(pair, tmp_path):
@@ -497,7 +479,7 @@ def test_models_are_compared_on_common_tokens(choice, written):
 def test_probes_have_common_tokens_only(written):
     a, b, _ = written
     view = Pair.open(a, b).a
-    drawn = synthetic_probes(view, build(view, torch.float32), 64, 0)
+    drawn = make_probes(ProbedModel(view, build(view, torch.float32)), 64, 0)
     unknown = torch.tensor(sorted(view.vocabulary.unshared))
     assert len(unknown) > 10
     for batch in drawn.batches:

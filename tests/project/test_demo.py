@@ -31,7 +31,7 @@ from transfusion_demo import (
     text,
     write_report,
 )
-from transfusion_demo.steps import TrainingSchedule, fit, one_thread
+from transfusion_demo.steps import ONE_THREAD, TrainingSchedule, fit
 
 SHORT = digits.DigitsPlan(
     TrainingSchedule(2, 1e-3),
@@ -321,7 +321,8 @@ def test_a_sentiment_lora_arrives():
 
 def evaluated(folder, scores):
     """The table of models that reach these values on the task and on the support."""
-    tests = steps.DemoTests(*(steps.describe_data(name, 10, "which?", 2) for name in ("shifted", "plain")))
+    parts = {"task": "shifted", "support": "plain"}
+    tests = {part: steps.describe_data(name, 10, "which?", 2) for part, name in parts.items()}
     models = {name: (name, both) for name, both in scores.items()}
     return steps.evaluate_models(
         folder, tests, models, lambda both: steps.DemoScores(*({"value": value} for value in both))
@@ -389,7 +390,7 @@ def test_a_demo_computes_in_one_thread_and_leaves_torch_as_it_was(monkeypatch):
     set_to = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    with suppress(ZeroDivisionError), one_thread():
+    with suppress(ZeroDivisionError), ONE_THREAD.in_process():
         assert set_to == [1]
         raise ZeroDivisionError
     assert set_to == [1, 5]

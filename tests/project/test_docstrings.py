@@ -15,12 +15,11 @@ import transfusion
 from deepening import deepened
 from small_models import CASES, finetuned
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.model_card import card
 from transfusion.verification.certify import certify
 from transfusion.verification.drafting.propose import propose
 
 PUBLIC = {name: getattr(transfusion, name) for name in transfusion.__all__ if name != "__version__"}
-SHOWN = {**PUBLIC, "Alpha": Alpha, "card": card, "certify": certify, "propose": propose}
+SHOWN = {**PUBLIC, "Alpha": Alpha, "certify": certify, "propose": propose}
 METHODS = {"Alignment": ("load", "save", "inverse", "after"), "Model": ("open",), "Alpha": ("of",)}
 
 

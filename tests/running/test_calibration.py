@@ -18,7 +18,7 @@ from cases.encoders import BART
 from making import case
 from small_models import CASES
 from transfusion.errors import DataError, LibraryError
-from transfusion.running.probes import calibration_probes
+from transfusion.running.probes import make_probes
 from transfusion.running.probes.inputs import run_model
 from transfusion.running.probes.probed_model import Probes
 from transfusion.running.probes.texts import corpus
@@ -48,7 +48,7 @@ def pictures(tmp_path) -> Path:
 def given(path: Path, folder: Path, count: int = 64, seed: int = 0) -> Probes:
     """The user's inputs, which the model has been run on."""
     subject = subject_of(folder)
-    probes = calibration_probes(path, subject.model, subject.module, count, seed)
+    probes = make_probes(subject, count, seed, path)
     for batch in probes.batches:
         outputs = run_model(subject.module, subject.model.family, batch, double=False)
         assert all(torch.isfinite(one).all() for one in outputs.values())
@@ -124,7 +124,7 @@ def test_without_pillow_the_extra_is_named(pictures, made, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     subject = subject_of(made("vit"))
     with pytest.raises(LibraryError, match=re.escape("transfusion-rebasin[images]")):
-        calibration_probes(pictures, subject.model, subject.module, 8, 0)
+        make_probes(subject, 8, 0, pictures)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────
@@ -216,8 +216,8 @@ def test_texts_that_cannot_be_shown(words, made, tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "a"}\n{oh', "line 2 is not JSON ("),
-        ("a.jsonl", '{"a": "x", "b": "y"}', 'line 1 has several texts (a, b), and no "text"'),
-        ("a.jsonl", '{"a": 3}', 'line 1 has no text, and no "text"'),
+        ("a.jsonl", '{"a": "x", "b": "y"}', 'no column "text" among a, b'),
+        ("a.jsonl", '{"a": 3}', 'no column "text" among a'),
         ("a.csv", "a,b\n1,2\n", 'no column "text" among a, b'),
         ("a.doc", "x", "not a kind of file that can be calibration data"),
         ("none.txt", None, "no such file or folder"),

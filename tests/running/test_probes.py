@@ -11,20 +11,17 @@ import pytest
 import torch
 
 from cases.first import OPEN_CLIP, _keep_open_clip, _open_clip
-from making import case
 from small_models import BERT, CASES, FIRST, GPT2, OFTEN, VIT, Case, often
 from transfusion.model.model import Model
 from transfusion.running.building import build
-from transfusion.running.probes import synthetic_probes
+from transfusion.running.probes import enough_probes, make_probes, tokens_of_a_probe
 from transfusion.running.probes.audio import coloured_noise, log_mel
 from transfusion.running.probes.audio import synthetic_audio as sounds
 from transfusion.running.probes.images import normalisation, overlapping_shapes, patch_grid, smooth_noise
 from transfusion.running.probes.inputs import run_model
-from transfusion.running.probes.pairs import enough_probes, tokens_of_a_probe
 from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.running.probes.texts import (
     TOGETHER,
-    WORDPIECE,
     corpus,
     frequent_tokens,
     generate_texts,
@@ -63,7 +60,7 @@ def worded(tmp_path_factory):
 def test_every_live_model_reads_its_probes(name, made):
     subject = subject_of(made(name))
     model, module = subject.model, subject.module
-    probes, again, other = (synthetic_probes(model, module, 5, seed) for seed in (1, 1, 2))
+    probes, again, other = (make_probes(ProbedModel(model, module), 5, seed) for seed in (1, 1, 2))
     for inputs, same, differs in zip(probes.batches, again.batches, other.batches, strict=True):
         assert {len(one) for one in inputs.values()} == {5}
         assert all(torch.equal(inputs[key], same[key]) for key in inputs)
@@ -78,17 +75,6 @@ def test_every_live_model_reads_its_probes(name, made):
 def test_batches_have_at_most_32(made):
     batches = shown(made("vit"), count=70).batches
     assert [len(batch["pixel_values"]) for batch in batches] == [32, 32, 6]
-
-
-def test_a_family_with_inputs_of_its_own_keeps_them(made):
-    from dataclasses import replace
-
-    subject = subject_of(made("bert"))
-    own = {"input_ids": torch.arange(6).reshape(2, 3)}
-    model = replace(subject.model, family=replace(subject.model.family, probes=lambda config: own))
-    probes = synthetic_probes(model, subject.module, 40, 0)
-    assert len(probes.batches) == 2
-    assert torch.equal(probes.batches[1]["input_ids"], own["input_ids"])
 
 
 # ── the corpus ───────────────────────────────────────────────────────────────────────────────
@@ -212,16 +198,6 @@ def test_frequent_tokens_follow_zipf_between_the_special_ones(made):
     assert counts[free[0]] > 1.5 * counts[free[1]] > 2 * counts[free[5]] > 0
 
 
-def test_published_wordpieces_begin_behind_what_is_unused(tmp_path):
-    (size, start) = next(iter(WORDPIECE.items()))
-    large = case("bert-large", "bert", "BertModel", "BertConfig", {**BERT, "vocab_size": size})
-    subject = subject_of(large.save(tmp_path / "a", 1))
-    assert ordinary_tokens(subject, (50, 50), seeded_generator(0, 0)).min() >= start
-    ids = frequent_tokens(subject, 4, seeded_generator(0, 0))
-    assert ids[0, 0] == 101
-    assert ids[0, -1] == 102
-
-
 # ── what models write ────────────────────────────────────────────────────────────────────────
 
 
@@ -238,8 +214,8 @@ def test_without_a_tokenizer_they_write_all(made):
 
 def test_a_model_in_memory_writes_as_well(made):
     subject = subject_of(made("gpt2"))
-    probes = synthetic_probes(Model.open(subject.module), subject.module, 40, 0)
-    wanted = synthetic_probes(subject.model, subject.module, 40, 0)
+    probes = make_probes(ProbedModel(Model.open(subject.module), subject.module), 40, 0)
+    wanted = make_probes(subject, 40, 0)
     assert torch.equal(joined(probes, "input_ids"), joined(wanted, "input_ids"))
     assert "no tokenizer in GPT2LMHeadModel in memory, which is no folder" in probes.about
 
@@ -317,7 +293,7 @@ def test_other_models_write_nothing(name, made):
 @pytest.mark.parametrize("name", ["bart", "t5", "marian"])
 def test_decoders_get_another_text_behind_their_first_token(name, made):
     subject = subject_of(made(name))
-    probes = synthetic_probes(subject.model, subject.module, 6, 0)
+    probes = make_probes(subject, 6, 0)
     read, said = (joined(probes, key) for key in ("input_ids", "decoder_input_ids"))
     start = subject.settings["decoder_start_token_id"]
     assert (said[:, 0] == start).all()
@@ -400,11 +376,14 @@ def test_images_are_prepared_as_the_folder_tells(info, mean, std, tmp_path):
 
 
 def test_timm_and_open_clip_tell_it_in_their_own_words(made):
-    assert normalisation(subject_of(made("open_clip"))) == ([0.5] * 3, [0.5] * 3)
+    def numbers(subject: ProbedModel) -> list[list[float]]:
+        return [pytest.approx(one.flatten().tolist()) for one in normalisation(subject)]
+
+    assert numbers(subject_of(made("open_clip"))) == [[0.5] * 3, [0.5] * 3]
     of_timm = subject_of(made("timm-vit"))
     info = of_timm.module.pretrained_cfg
-    assert normalisation(of_timm) == (list(info["mean"]), list(info["std"]))
-    assert normalisation(subject_of(made("vit"))) is None
+    assert numbers(of_timm) == [list(info["mean"]), list(info["std"])]
+    assert numbers(subject_of(made("vit"))) == [[0.5] * 3, [0.25] * 3], "if nobody tells it"
 
 
 def test_patches_are_cut_as_the_library_cuts_them(made):
@@ -471,7 +450,7 @@ def test_spectrograms_are_those_of_whisper(bins):
 
 def test_whisper_hears_sounds_and_says_something_else(made):
     subject = subject_of(made("whisper"))
-    probes = synthetic_probes(subject.model, subject.module, 8, 0)
+    probes = make_probes(subject, 8, 0)
     heard = joined(probes, "input_features")
     assert heard.shape[1:] == (subject.settings["num_mel_bins"], 2 * subject.settings["max_source_positions"])
     assert (joined(probes, "decoder_input_ids")[:, 0] == subject.settings["decoder_start_token_id"]).all()

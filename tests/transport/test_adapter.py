@@ -191,7 +191,7 @@ def test_a_token_head_reads_the_stream_and_not_the_pooler(made, tmp_path):
     CASES["bert-tokens"].store(module, tmp_path / "with-head")
     train_adapter(tmp_path / "with-head", tmp_path / "adapter", ["query"], modules_to_save=["classifier"])
     moved = transport(tmp_path / "adapter", base=a, onto=b, force_unrelated=True)
-    (weight,) = (factor for factor in moved.moved.factors if factor.tensor == "classifier.weight")
+    (weight,) = (factor for factor in moved.moved_adapter.factors if factor.tensor == "classifier.weight")
     assert str(weight.layout) == "label <- layer.3.x"
 
 
@@ -263,8 +263,7 @@ def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):
 def test_every_kind_of_peft_is_known_or_refused():
     import peft
 
-    from transfusion.transport.adapters.checks import REFUSED
-    from transfusion.transport.adapters.kinds import KINDS
+    from transfusion.transport.adapters.kinds import KINDS, REFUSED
 
     assert not KINDS.keys() & REFUSED.keys()
     assert {kind.value for kind in peft.PeftType} <= KINDS.keys() | REFUSED.keys()

@@ -13,11 +13,11 @@ from tests.transport.test_adapter import train_adapter
 from transfusion import align, merge
 from transfusion.errors import UselessResultError
 from transfusion.model.pair import Pair
-from transfusion.running.live_model import RunningModel
 from transfusion.running.probes.probed_model import Probes
+from transfusion.running.streaming import RunningModel
 from transfusion.transport.alpha_on_probes import FARTHEST, SAME, AlphaSearch, OutputShift
+from transfusion.transport.finetunes import open_finetune
 from transfusion.transport.merge_rules import MergeRule
-from transfusion.transport.merging import merged_search
 from transfusion.transport.plan import TransportPlan
 
 VIT = "vit-classifier"
@@ -58,7 +58,7 @@ def seen(monkeypatch):
 
     def let(direction: float, reach: float) -> None:
         found = _seen(direction, reach)
-        monkeypatch.setattr(TransportPlan, "search_between", lambda *args, **more: found)
+        monkeypatch.setattr(TransportPlan, "alpha_search", lambda *args, **more: found)
 
     return let
 
@@ -67,19 +67,19 @@ def seen(monkeypatch):
     "rule", [MergeRule.asked("sum", (1.0, 0.5)), MergeRule.asked("ties", density=0.5)], ids=["sum", "ties"]
 )
 def test_the_combined_change_of_all_is_measured(exact, both, rule):
-    search = merged_search(exact, both, rule)
+    search = exact.alpha_search([open_finetune(one) for one in both], rule)
     found = search.at(1.0)
     assert found.direction == pytest.approx(1, abs=1e-4)
     assert found.size == pytest.approx(1, abs=1e-3)
     for one in both:
-        alone = exact.alpha_search(one).wanted["logits"]
+        alone = exact.alpha_search([open_finetune(one)]).wanted["logits"]
         assert torch.dist(search.wanted["logits"], alone) > 0.2 * alone.norm(), "and not that of one of them"
 
 
 def test_what_is_measured_at_an_alpha_is_what_is_written(strange, both):
     plan = TransportPlan.between(Pair.open(strange["base"], strange["onto"]), strange["via"])
     rule = MergeRule.asked("ties", density=0.5)
-    search = merged_search(plan, both, rule)
+    search = plan.alpha_search([open_finetune(one) for one in both], rule)
     module = merge(both, how="ties", density=0.5, alpha=0.5, **strange).module().eval()
     written = search._run(RunningModel(module, plan.b.family), search.batches)
     assert torch.allclose(search._at(0.5)["logits"], written["logits"], atol=1e-5)
@@ -89,7 +89,9 @@ def test_adapters_are_tried_as_the_model_that_they_make(shuffled, exact, tmp_pat
     a, _ = shuffled(VIT)
     for name, targets in (("one", ["q_proj"]), ("other", ["fc1"])):
         train_adapter(a, tmp_path / name, targets)
-    found = merged_search(exact, [tmp_path / "one", str(tmp_path / "other")], MergeRule()).at(1.0)
+    found = exact.alpha_search(
+        [open_finetune(tmp_path / "one"), open_finetune(str(tmp_path / "other"))], MergeRule()
+    ).at(1.0)
     assert found.direction == pytest.approx(1, abs=1e-4)
 
 
@@ -97,7 +99,9 @@ def test_alpha_is_lowered_where_b_would_move_far_in_another_direction(strange, b
     """On a real stranger: the sum of two large changes moves B's outputs by more than the bound."""
     far = {"weights": (3.0, 3.0), "force_unrelated": True, **strange}
     plan = TransportPlan.between(Pair.open(strange["base"], strange["onto"]), strange["via"])
-    whole = merged_search(plan, both, MergeRule.asked("sum", (3.0, 3.0))).at(1.0)
+    whole = plan.alpha_search([open_finetune(one) for one in both], MergeRule.asked("sum", (3.0, 3.0))).at(
+        1.0
+    )
     assert whole.direction < SAME
     assert whole.reach > FARTHEST
     metadata = merge(both, **far).metadata()
@@ -130,7 +134,7 @@ def test_merged_adapters_are_checked_too(strange, seen, tmp_path):
 
 def test_a_change_without_relation_is_refused_unless_asked_for(strange, both, seen):
     seen(0.01, 0.5)
-    with pytest.raises(UselessResultError, match="would not move as A's did") as refused:
+    with pytest.raises(UselessResultError, match="would change in another direction than A's did") as refused:
         merge(both, **strange)
     assert "refine" not in refused.value.hint, "a merge has none"
     assert merge(both, force_unrelated=True, **strange).metadata()["alpha"] == 1.0

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
 from small_models import CASES
-from transfusion.errors import AdapterError, MismatchError
+from transfusion.errors import AdapterError, LibraryError, MismatchError
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
-from transfusion.transport.adapters.folded import FoldedAdapter
+from transfusion.transport.adapters.classes import class_for_type, classes_of
 from transfusion.transport.transport import transport
 
 pytestmark = pytest.mark.filterwarnings(
@@ -24,6 +25,7 @@ def adapted(base, folder, config, *, into="LlamaForCausalLM", **settings):
     import peft
     import transformers
 
+    torch.manual_seed(0)
     model = getattr(transformers, into).from_pretrained(base, **settings)
     wrapped = peft.get_peft_model(model, config)
     generator = torch.Generator().manual_seed(0)
@@ -75,7 +77,7 @@ def test_alpha_acts_alike_in_the_adapter_and_in_the_model(shuffled, tmp_path):
     full = transport(adapter, **one, full=True).state_dict()
     kept = transport(adapter, **one)
     name = "layers.0.self_attn.q_proj.weight"
-    wanted = FoldedAdapter(kept.moved).merged(name, Model.open(b).read(name).double())
+    wanted = kept.moved_adapter.merged(name, Model.open(b).read(name).double())
     assert torch.allclose(full[f"model.{name}"], wanted, atol=1e-6)
 
 
@@ -173,6 +175,24 @@ def test_a_head_that_only_the_adapter_has_makes_a_model_of_its_class(bare, made,
     assert metadata["carried"] == ["classifier.bias", "classifier.weight"]
     if not bare:
         assert any(name.startswith("cls.") for name in metadata["dropped"])
+
+
+def test_no_class_is_guessed_for_an_output(made, tmp_path, monkeypatch):
+    """Without transformers nobody knows whether B's type has the class; the adapter alone still moves."""
+    config = lora(target_modules=["query"], task_type="SEQ_CLS", modules_to_save=["classifier"])
+    adapter = adapted(made("bert"), tmp_path / "adapter", config, into="BertForSequenceClassification")
+    one = {"base": made("bert"), "onto": made("bert", 2), "method": "naive"}
+    classes_of.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers.models.auto", None)
+    try:
+        with pytest.raises(LibraryError, match="this needs transformers"):
+            transport(adapter, **one, full=True)
+        with pytest.raises(LibraryError, match="this needs transformers"):
+            class_for_type("LlamaForSequenceClassification", "llama", "qwen2")
+        assert transport(adapter, **one).save(tmp_path / "kept").exists()
+    finally:
+        classes_of.cache_clear()
 
 
 def test_prompts_cannot_be_merged(made, tmp_path):

@@ -15,11 +15,13 @@ from transfusion import align, predict, transport
 from transfusion.errors import AlignmentError, SettingError
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
-from transfusion.running.live_model import RunningModel
+from transfusion.running.streaming import RunningModel
 from transfusion.runtime.resources import Resources
-from transfusion.transport.alpha import balanced_alpha
+from transfusion.transport.alpha import Alpha, balanced_alpha
 from transfusion.transport.alpha_on_probes import AlphaSearch, OutputShift
+from transfusion.transport.finetunes import open_finetune
 from transfusion.transport.plan import TransportPlan
+from transfusion.transport.record import OutputRecord
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +45,29 @@ def strange(made):
 
 
 def test_everything_arrives_where_nothing_is_lost(exact, tuned):
-    found = exact.alpha_search(tuned).at(1.0)
+    found = exact.alpha_search([open_finetune(tuned)]).at(1.0)
     assert found.direction == pytest.approx(1, abs=1e-5)
     assert found.size == pytest.approx(1, abs=1e-4)
     assert found.reach > 0.01, "the fine-tune does something"
 
 
 def test_nothing_of_it_arrives_on_a_stranger(strange, tuned):
-    assert abs(strange.alpha_search(tuned).at(1.0).direction) < 0.5
+    assert abs(strange.alpha_search([open_finetune(tuned)]).at(1.0).direction) < 0.5
+
+
+def _inputs(plan: TransportPlan) -> dict[str, object]:
+    return {"base": plan.a.checkpoint.root, "onto": plan.b.checkpoint.root, "via": plan.alignment}
 
 
 def test_b_itself_is_at_alpha_zero(exact, tuned):
-    found = exact.alpha_search(tuned).at(0.0)
+    found = exact.alpha_search([open_finetune(tuned)]).at(0.0)
     assert (found.size, found.reach) == (0.0, 0.0)
 
 
 def test_what_was_rehearsed_is_what_is_written(exact, tuned):
-    alpha_search = exact.alpha_search(tuned)
+    alpha_search = exact.alpha_search([open_finetune(tuned)])
     outputs = alpha_search._at(0.5)
-    module = exact.transport(tuned, alpha=0.5).module().eval()
+    module = transport(tuned, **_inputs(exact), alpha=0.5).module().eval()
     assert torch.allclose(
         outputs["logits"],
         alpha_search._run(RunningModel(module, exact.b.family), alpha_search.batches)["logits"],
@@ -70,7 +76,7 @@ def test_what_was_rehearsed_is_what_is_written(exact, tuned):
 
 
 def test_alpha_is_one_where_nothing_is_lost(exact, tuned):
-    moved = exact.transport(tuned, alpha="auto")
+    moved = transport(tuned, **_inputs(exact), alpha="auto")
     metadata = moved.metadata()
     assert metadata["alpha"] == 1.0
     assert metadata["output_shift"]["direction"] == pytest.approx(1, abs=1e-3)
@@ -102,7 +108,7 @@ def test_more_than_one_only_where_that_turns_the_change_towards_that_of_a():
 
 
 def test_a_bound_on_how_far_outputs_move_is_kept(exact, tuned):
-    alpha_search = exact.alpha_search(tuned)
+    alpha_search = exact.alpha_search([open_finetune(tuned)])
     whole = alpha_search.at(1.0).reach
     for share in (0.5, 0.1):
         found = alpha_search.within(share * whole, 1.0)
@@ -112,8 +118,8 @@ def test_a_bound_on_how_far_outputs_move_is_kept(exact, tuned):
 
 
 def test_keep_support_reaches_the_output(exact, tuned):
-    whole = exact.alpha_search(tuned).at(1.0).reach
-    metadata = exact.transport(tuned, keep_support=0.3 * whole).metadata()
+    whole = exact.alpha_search([open_finetune(tuned)]).at(1.0).reach
+    metadata = transport(tuned, **_inputs(exact), keep_support=0.3 * whole).metadata()
     assert 0.1 < metadata["alpha"] < 0.6
     assert metadata["output_shift"]["reach"] <= 0.3 * whole
 
@@ -128,22 +134,22 @@ def test_keep_support_reaches_the_output(exact, tuned):
 )
 def test_bounds_that_cannot_be_kept_are_refused(exact, tuned, asked, message):
     with pytest.raises(SettingError, match=message):
-        exact.transport(tuned, **asked)
+        transport(tuned, **_inputs(exact), **asked)
 
 
 def test_an_adapter_is_tried_as_the_model_that_it_makes(shuffled, tmp_path):
     a, b = shuffled("vit-classifier")
     train_adapter(a, tmp_path / "lora", ["q_proj", "v_proj", "fc1"])
     plan = TransportPlan.between(Pair.open(a, b), align(a, b))
-    found = plan.alpha_search(tmp_path / "lora").at(1.0)
+    found = plan.alpha_search([open_finetune(tmp_path / "lora")]).at(1.0)
     assert found.direction == pytest.approx(1, abs=1e-4)
-    assert plan.transport(tmp_path / "lora", alpha="auto").metadata()["alpha"] == 1.0
+    assert plan.choose_alpha("auto", [open_finetune(tmp_path / "lora")], OutputRecord())[0] == Alpha(1.0)
 
 
 def test_a_head_that_a_does_not_have_counts_as_it_is(made, shuffled, tmp_path):
     a, b = shuffled("bert")
     tuned = finetuned(CASES["bert-classifier"], a, tmp_path / "tuned")
-    alpha_search = TransportPlan.between(Pair.open(a, b), align(a, b)).alpha_search(tuned)
+    alpha_search = TransportPlan.between(Pair.open(a, b), align(a, b)).alpha_search([open_finetune(tuned)])
     assert "logits" in alpha_search.new
     assert alpha_search.at(1.0).direction == pytest.approx(1, abs=1e-4)
 
@@ -154,11 +160,12 @@ def test_weights_alone_decide_where_models_cannot_be_run(made, tmp_path):
         state = load_file(made("bert", seed) / "model.safetensors")
         save_file(state, files.setdefault(name, tmp_path / f"{name}.safetensors"), {"format": "pt"})
     config = json.loads((made("bert") / "config.json").read_text())
+    config["architectures"] = ["UnheardModel"]
     a, b = (Model.open(files[name], config=config) for name in "ab")
     tuned = finetuned(CASES["bert"], made("bert"), tmp_path / "tuned")
     moved = transport(tuned, base=a, onto=b, via=align(a, b, method="naive"), alpha="auto")
     metadata = moved.metadata()
-    assert "a folder with its config.json" in metadata["output_shift"]["not_tried"]
+    assert "names a class UnheardModel" in metadata["output_shift"]["not_tried"]
     assert metadata["alpha"] == balanced_alpha(a, b).as_json()
 
 
@@ -269,11 +276,11 @@ def test_alpha_is_the_same_in_the_memory_of_a_unit(adapter, exact, tuned, tmp_pa
         finetune = tmp_path / "adapter"
         train_adapter(exact.a.checkpoint.root, finetune, ["q_proj", "v_proj"])
     limited = replace(exact, resources=Resources(memory=2 * 10**9))
-    whole, by_unit = (plan.alpha_search(finetune) for plan in (exact, limited))
-    assert by_unit.how.by_unit
+    whole, by_layer = (plan.alpha_search([open_finetune(finetune)]) for plan in (exact, limited))
+    assert by_layer.run_config.by_layer
     for alpha in (0.5, 1.0):
-        assert by_unit.at(alpha) == whole.at(alpha)
-    folder = by_unit._folder
+        assert by_layer.at(alpha) == whole.at(alpha)
+    folder = by_layer._folder
     assert (folder / "moved").is_dir()
-    del by_unit
+    del by_layer
     assert not folder.exists(), "it goes with the search"

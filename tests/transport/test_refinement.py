@@ -12,25 +12,34 @@ from safetensors.torch import load_file, save_file
 
 from small_models import CASES, finetuned, often
 from tests.transport.test_adapter import train_adapter
-from transfusion import align, rerun, transport
+from transfusion import align, transport
 from transfusion.cli.results import _lines
 from transfusion.errors import MismatchError, SettingError, UselessResultError
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
 from transfusion.running.building import build
-from transfusion.running.probes.images import corrupted_images, recombined_texts
-from transfusion.running.probes.pairs import REACH, adversarial, invert, roughness
+from transfusion.running.probes.changed_inputs import (
+    REACH,
+    adversarial,
+    corrupted_images,
+    invert,
+    recombined_texts,
+    roughness,
+)
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
+from transfusion.transport.alpha import Alpha
 from transfusion.transport.alpha_on_probes import AlphaSearch, OutputShift
 from transfusion.transport.plan import TransportPlan
+from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement import inputs as refinement_inputs
-from transfusion.transport.refinement import training as refiner
+from transfusion.transport.refinement import refine as refining
+from transfusion.transport.refinement import training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
-from transfusion.transport.refinement.training import TrainingState
+from transfusion.transport.refinement.training import train
 
 VIT = "vit-classifier"
 
@@ -42,7 +51,7 @@ def few_inputs(monkeypatch):
     monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
     monkeypatch.setattr(refinement_inputs, "POOL", 64)
-    monkeypatch.setattr(refiner, "BATCH", 16)
+    monkeypatch.setattr(training, "BATCH", 16)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +171,7 @@ def test_some_own_inputs_are_held_out(case, shape, made):
     else:
         own = {"input_ids": torch.arange(20)[:, None].expand(shape)}
     name = next(iter(own))
-    inputs = RefinementInputs(model, module, 0).extended(None, own, "20 examples")
+    inputs = RefinementInputs(model, module, 0, own=own)
     held = inputs.held_out()["own"][name]
     assert held.flatten(1)[:, 0].tolist() == [0, 5, 10, 15]
     drawn = torch.cat([inputs.draw(step, 32)[1][name] for step in range(4)])
@@ -181,7 +190,7 @@ def _image_shape(folder) -> tuple[int, int, int]:
 
 
 def test_a_seed_gives_the_same_bits_and_another_one_does_not(inputs, tmp_path):
-    given = {**inputs(VIT), "refine": True, "refine_steps": 4}
+    given = {**inputs(VIT), "refine": True, "refine_steps": 2}
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         transport(**given, seed=seed, output=tmp_path / name)
     assert equal(tmp_path / "one", tmp_path / "two")
@@ -189,10 +198,10 @@ def test_a_seed_gives_the_same_bits_and_another_one_does_not(inputs, tmp_path):
 
 
 def test_an_interrupted_refinement_goes_on_to_the_same_bits(inputs, tmp_path):
-    given = {**inputs(VIT), "refine": True, "refine_steps": 24}
+    given = {**inputs(VIT), "refine": True, "refine_steps": 6}
     transport(**given, output=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        transport(**given, output=tmp_path / "out", progress=Interrupted(13))
+        transport(**given, output=tmp_path / "out", progress=Interrupted(4))
     assert not (tmp_path / "out").exists()
     steps: list[int] = []
 
@@ -202,7 +211,7 @@ def test_an_interrupted_refinement_goes_on_to_the_same_bits(inputs, tmp_path):
             yield lambda text, done=None, total=None: steps.append(done) if done else None
 
     transport(**given, output=tmp_path / "out", progress=Counted())
-    assert steps[0] == 13, "the first twelve steps were kept"
+    assert steps[0] == 4, "the first three steps were kept"
     assert equal(tmp_path / "whole", tmp_path / "out")
 
 
@@ -226,7 +235,7 @@ class Phases(Progress):
 
 @pytest.mark.parametrize(("case", "preparing"), [(VIT, "inverting inputs"), ("gpt2", "writing texts")])
 def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing, inputs, tmp_path):
-    given = {**inputs(case), "refine": True, "refine_steps": 12}
+    given = {**inputs(case), "refine": True, "refine_steps": 3}
     with pytest.raises(KeyboardInterrupt):
         transport(**given, output=tmp_path / "out", progress=Interrupted(3))
     again = Phases()
@@ -241,23 +250,23 @@ def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing
 
 def test_the_number_of_threads_is_tried_once_and_recorded(inputs, tmp_path, monkeypatch):
     tried: list[int] = []
-    monkeypatch.setattr(refiner.Refiner, "fitting_threads", lambda self, most: tried.append(most) or 1)
-    given = {**inputs(VIT), "refine": True, "refine_steps": 12}
+    monkeypatch.setattr(refining, "fitting_threads", lambda work, most: tried.append(most) or 1)
+    given = {**inputs(VIT), "refine": True, "refine_steps": 3}
     with pytest.raises(KeyboardInterrupt):
         transport(**given, output=tmp_path / "out", progress=Interrupted(3))
     moved = transport(**given, output=tmp_path / "out")
     assert len(tried) == 1, "an interrupted run goes on with as many threads"
     assert moved.metadata()["settings"]["refinement"]["threads"] == 1
-    rerun(tmp_path / "out", output=tmp_path / "again")
+    transport(repeat=tmp_path / "out", output=tmp_path / "again")
     asked = transport(**given, resources=Resources(jobs=2)).metadata()
     assert asked["settings"]["refinement"]["threads"] == 2, "whoever asks for a number gets it"
     assert len(tried) == 1
 
 
 def test_no_run_goes_on_from_the_state_of_another(inputs, tmp_path):
-    given = {**inputs(VIT), "refine": True, "refine_steps": 24}
+    given = {**inputs(VIT), "refine": True, "refine_steps": 6}
     with pytest.raises(KeyboardInterrupt):
-        transport(**given, output=tmp_path / "out", progress=Interrupted(13))
+        transport(**given, output=tmp_path / "out", progress=Interrupted(4))
     transport(**given, seed=1, output=tmp_path / "out")
     transport(**given, seed=1, output=tmp_path / "alone")
     assert equal(tmp_path / "out", tmp_path / "alone")
@@ -295,8 +304,8 @@ def test_a_refinement_is_repeated_bit_for_bit(inputs, tmp_path):
     given = {**inputs(VIT)}
     given["via"].save(tmp_path / "pi.safetensors")
     given["via"] = tmp_path / "pi.safetensors"
-    transport(**given, refine=True, refine_steps=4, output=tmp_path / "first")
-    rerun(tmp_path / "first", output=tmp_path / "second")
+    transport(**given, refine=True, refine_steps=2, output=tmp_path / "first")
+    transport(repeat=tmp_path / "first", output=tmp_path / "second")
     assert equal(tmp_path / "first", tmp_path / "second")
 
 
@@ -448,40 +457,50 @@ def test_an_adapter_keeps_its_own_rank(made, aligned, tmp_path):
 # ── its parts ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_training_state_goes_on_where_it_was_saved(tmp_path):
-    def trained(state: TrainingState, model: torch.nn.Linear, until: int) -> None:
-        while state.step < until:
-            batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(state.step))
-            state.descend((model(batch) - 1).square().mean())
-
-    def begun() -> tuple[TrainingState, torch.nn.Linear]:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2)
-        return TrainingState(dict(model.named_parameters()), 0.05, 10, best_value=1.0), model
-
-    whole, first = begun()
-    trained(whole, first, 10)
-    stopped, second = begun()
-    trained(stopped, second, 4)
-    stopped.check(0.5)
-    stopped.save(tmp_path / "state.safetensors")
-    resumed, third = begun()
-    assert resumed.load(tmp_path / "state.safetensors")
-    assert (resumed.step, resumed.best_step, resumed.best_value) == (4, 4, 0.5)
-    trained(resumed, third, 10)
-    assert torch.equal(first.weight, third.weight)
-    resumed.restore()
-    assert torch.equal(third.weight, second.weight)
+def _line() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
 
 
-def test_a_training_is_settled_when_nothing_improves():
-    state = TrainingState({"w": torch.nn.Parameter(torch.ones(1))}, 0.1, 10, best_value=1.0)
-    for value in (0.9, *[0.95] * 5):
-        state.check(value)
-        assert not state.settled
-    state.check(0.95)
-    assert state.settled
-    assert state.best_value == 0.9
+def _trained(model: torch.nn.Linear, until: int = 24, **how) -> int:
+    """Train for 24 steps, and stop as by Ctrl-C after some of them."""
+
+    def loss(step: int) -> torch.Tensor:
+        if step == until:
+            raise KeyboardInterrupt
+        batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+        return (model(batch) - 1).square().mean()
+
+    values = {"rate": 0.05, "steps": 24, **how}
+    return train(
+        dict(model.named_parameters()), loss, lambda: float(model.weight.detach().sum()), 9.0, **values
+    )
+
+
+def test_a_training_goes_on_where_it_was_saved(tmp_path):
+    whole, stopped, resumed = _line(), _line(), _line()
+    best = _trained(whole)
+    assert 0 < best <= 24
+    with pytest.raises(KeyboardInterrupt):
+        _trained(stopped, 13, file=tmp_path / "state.pt")
+    assert _trained(resumed, file=tmp_path / "state.pt") == best
+    assert torch.equal(whole.weight, resumed.weight)
+
+
+def test_a_training_ends_when_nothing_improves():
+    values, steps = iter([0.9, *[0.95] * 11]), []
+    weight = torch.nn.Parameter(torch.ones(1))
+    best = train(
+        {"w": weight},
+        lambda step: steps.append(step) or weight.square().sum(),
+        lambda: next(values),
+        1.0,
+        rate=0.1,
+        steps=12,
+    )
+    assert best == 1
+    assert steps == list(range(7)), "six checks after the best one"
+    assert float(weight.detach()) > 0.94, "where it was best"
 
 
 def test_corrupted_images_are_of_the_same_shape_and_mostly_others():
@@ -543,7 +562,7 @@ def test_logits_are_compared_as_distributions_and_other_outputs_as_vectors():
     alone = OutputTargets.between({"x": vectors}, {"x": vectors})
     assert alone.names == ("x",)
     assert float(alone.loss({"x": vectors}, {"x": vectors + 1})) > 0.1
-    assert OutputTargets.between({"logits": logits[:, :1]}, {"logits": logits[:, :1]}).vectors == ("logits",)
+    assert OutputTargets.between({"logits": logits[:, :1]}, {"logits": logits[:, :1]}).kind == "vectors"
 
 
 def test_two_towers_are_compared_by_their_similarities():
@@ -583,13 +602,13 @@ def test_a_functional_pi_is_checked_unless_alpha_is_given(made, tmp_path_factory
     tuned = Model.open(finetuned(CASES[VIT], a, tmp_path_factory.mktemp("t") / "tuned"))
     plan = TransportPlan.between(Pair.open(a, b), align(a, b, method="functional"))
     monkeypatch.setattr(plan.__class__, "alpha_search", lambda *args, **more: _named(0.3, 1.2))
-    checked = plan.transport(tuned, alpha=None).metadata()
-    assert checked["alpha"] == pytest.approx(0.5, abs=0.02)
-    assert checked["output_shift"]["lowered"]["reach"] == 1.2
-    assert plan.transport(tuned, alpha=1.0).metadata()["alpha"] == 1.0
+    alpha, record = plan.choose_alpha(None, [tuned], OutputRecord())
+    assert alpha.default == pytest.approx(0.5, abs=0.02)
+    assert record.output_shift["lowered"]["reach"] == 1.2
+    assert plan.choose_alpha(1.0, [tuned], OutputRecord()) == (Alpha(1.0), OutputRecord())
     monkeypatch.setattr(plan.__class__, "alpha_search", lambda *args, **more: _named(0.01, 0.5))
-    with pytest.raises(UselessResultError, match="would not move as A's did"):
-        plan.transport(tuned, alpha=None)
+    with pytest.raises(UselessResultError, match="would change in another direction than A's did"):
+        plan.choose_alpha(None, [tuned], OutputRecord())
 
 
 def _named(direction: float, reach: float) -> AlphaSearch:

@@ -15,7 +15,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.cli import main
 from transfusion.errors import CheckpointError, MismatchError, SettingError
 from transfusion.transport.record import PI_FILE
-from transfusion.transport.rerun import rerun
+from transfusion.transport.transport import merge, transport
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_other_inputs_are_refused(role, cli, inputs, tmp_path):
     state[name][0] += 1
     save_file(state, file, {"format": "pt"})
     with pytest.raises(MismatchError, match="is not what it was when"):
-        rerun(tmp_path / "first")
+        transport(repeat=tmp_path / "first")
 
 
 def test_moved_inputs_are_found_by_their_full_path(inputs, tmp_path, monkeypatch):
@@ -172,9 +172,9 @@ def test_moved_inputs_are_found_by_their_full_path(inputs, tmp_path, monkeypatch
 
 def test_what_is_no_metadata_is_refused(cli, inputs, tmp_path):
     with pytest.raises(CheckpointError, match="not the metadata"):
-        rerun(inputs["a"] / "config.json")
+        transport(repeat=inputs["a"] / "config.json")
     with pytest.raises(CheckpointError, match="no such file"):
-        rerun(tmp_path / "nowhere.json")
+        transport(repeat=tmp_path / "nowhere.json")
     code, _, err = cli("transport", inputs["tuned"], "--base", inputs["a"], "-o", tmp_path / "again")
     assert code == 2
     assert "--onto" in err
@@ -183,7 +183,7 @@ def test_what_is_no_metadata_is_refused(cli, inputs, tmp_path):
 def test_metadata_in_another_format_is_refused(tmp_path):
     (tmp_path / "transfusion.json").write_text(json.dumps({"verb": "transport", "base": {"sha256": "0"}}))
     with pytest.raises(CheckpointError, match="written in format 1, but this version reads format 3"):
-        rerun(tmp_path)
+        transport(repeat=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -232,20 +232,18 @@ def test_inputs_that_were_moved_are_given_by_their_new_places(cli, inputs, tmp_p
 def test_as_many_fine_tunes_as_the_metadata_names(cli, inputs, tmp_path):
     run(cli, inputs, "-o", tmp_path / "first", "--method", "naive")
     with pytest.raises(SettingError, match=r"2 fine-tune\(s\) given, and .* records 1"):
-        rerun(tmp_path / "first", finetuned=["one", "two"])
+        merge(["one", "two"], repeat=tmp_path / "first")
 
 
 def test_what_was_made_from_memory_promises_no_repetition(inputs, tmp_path):
     import transformers
-
-    from transfusion.transport.transport import transport
 
     a, b, tuned = (transformers.ViTModel.from_pretrained(inputs[role]) for role in ("a", "b", "a"))
     tuned.layernorm.weight.data += 1
     transport(tuned, base=a, onto=b, method="naive").save(tmp_path / "made")
     assert "--from" not in (tmp_path / "made" / "README.md").read_text()
     with pytest.raises(CheckpointError, match="were in memory"):
-        rerun(tmp_path / "made")
+        transport(repeat=tmp_path / "made")
 
 
 def test_the_card_tells_people(cli, inputs, tmp_path):

@@ -22,7 +22,7 @@ from transfusion.model.model import Model
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.finetunes import open_finetune
+from transfusion.transport.finetunes import check_named_base, open_finetune
 from transfusion.transport.output import Output
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_refused_leaves_nothing(inputs, tmp_path, monkeypatch):
 
 
 def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("transfusion.transport.transport"), "_found", None)
+    monkeypatch.setattr(import_module("transfusion.transport.transport"), "_find_pi", None)
     with pytest.raises(OutputError, match="is, or holds, an input"):
         transfusion.transport(**inputs, output=inputs["finetuned"], force=True)
     (tmp_path / "there").mkdir()
@@ -101,7 +101,7 @@ def test_outputs_are_checked_before_any_work(inputs, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_moved_is_refused_before_the_search(inputs, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("transfusion.transport.transport"), "_found", None)
+    monkeypatch.setattr(import_module("transfusion.transport.transport"), "_find_pi", None)
     with pytest.raises(SettingError, match="is too little"):
         transfusion.transport(**inputs, resources=Resources(memory=1000))
     other = finetuned(CASES["bert"], made("bert", 1), tmp_path / "other")
@@ -113,7 +113,7 @@ def test_a_run_in_python_is_repeated(inputs, tmp_path):
     both = [inputs["finetuned"]] * 2
     bases = {name: inputs[name] for name in ("base", "onto")}
     transfusion.merge(both, **bases, method="naive", head=0, output=tmp_path / "first")
-    transfusion.rerun(tmp_path / "first", output=tmp_path / "again")
+    transfusion.transport(repeat=tmp_path / "first", output=tmp_path / "again")
     first, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again"))
     assert first == again
 
@@ -154,7 +154,7 @@ def test_only_another_base_is_noted(named, made, tmp_path, monkeypatch):
     edit(tmp_path / "lora", base_model_name_or_path=named)
     monkeypatch.chdir(tmp_path)
     noted = Noted()
-    open_finetune("lora", Model.open("models/a"), Model.open(made("llama", 2)), progress=noted)
+    check_named_base(open_finetune("lora"), Model.open("models/a"), Model.open(made("llama", 2)), noted)
     assert bool(noted.notes) == (named == "elsewhere/a")
 
 
@@ -163,7 +163,7 @@ def test_a_base_with_other_weights_is_noted(made, tmp_path):
     edit(tmp_path / "lora", base_model_name_or_path=os.fspath(made("llama", 2)))
     noted = Noted()
     one, three = (Model.open(made("llama", seed)) for seed in (1, 3))
-    open_finetune(tmp_path / "lora", one, three, progress=noted)
+    check_named_base(open_finetune(tmp_path / "lora"), one, three, noted)
     assert "says that it was trained on" in noted.notes[0]
     assert Adapter.open(tmp_path / "lora").label in noted.notes[0]
     assert "if that is another model, give it as `base`" in noted.notes[0]
@@ -199,9 +199,9 @@ def test_a_revision_of_the_named_base_is_that_base(revision, made, tmp_path):
     noted = Noted()
     if revision == "v2":
         with pytest.raises(MismatchError, match="swapped"):
-            open_finetune(tmp_path / "lora", one, two, progress=noted)
+            check_named_base(open_finetune(tmp_path / "lora"), one, two, noted)
     else:
-        open_finetune(tmp_path / "lora", one, two, progress=noted)
+        check_named_base(open_finetune(tmp_path / "lora"), one, two, noted)
     assert noted.notes == []
 
 

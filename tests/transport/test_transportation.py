@@ -20,7 +20,6 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
-from transfusion.transport.alpha import Alpha
 from transfusion.transport.apply import apply
 from transfusion.transport.output import Action
 from transfusion.transport.plan import TransportPlan
@@ -76,7 +75,7 @@ def test_heads_of_the_fine_tune_are_carried_over(base, kind, shuffled, aligned, 
     moved.save(tmp_path / "moved")
     carried = moved.names(Action.CARRIED)
     assert carried
-    assert set(carried) <= Model.open(tuned).architecture.heads
+    assert set(carried) <= Model.open(tuned).architecture.task_heads
     assert json.loads((tmp_path / "moved" / "transfusion.json").read_text())["carried"] == carried
     config = json.loads((tmp_path / "moved" / "config.json").read_text())
     assert config["architectures"] == json.loads((tuned / "config.json").read_text())["architectures"]
@@ -206,7 +205,7 @@ def test_a_head_apart_from_a_tied_embedding_is_refused_between_shapes(made, tmp_
     b = Model.open(deepened(CASES["mistral-tied"].build(2)))
     tuned = Model.open(a.checkpoint.root).untied()
     with pytest.raises(MismatchError, match="lm_head.weight apart from its embedding, and .* ties them"):
-        TransportPlan.planned(a, b).source(tuned, Alpha())
+        TransportPlan.planned(a, b).change(tuned)
 
 
 def with_settings(model: Path, folder: Path, **changed) -> Path:

@@ -163,6 +163,16 @@ def test_a_table_for_a_class_of_a_library(tmp_path):
         certify_file(tmp_path / "mine.family", "GPT2LMHeadModel")
 
 
+def test_a_verb_in_python_uses_the_table_that_it_is_given(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "_registered", [])
+    (tmp_path / "mine.family").write_text("family mine : gpt2\nmodels gpt2\n")
+    assert align(made("gpt2"), made("gpt2", 2), method="naive").provenance.family == "gpt2"
+    for _ in range(2):  # the same file is used once
+        found = align(made("gpt2"), made("gpt2", 2), method="naive", architecture=tmp_path / "mine.family")
+        assert found.provenance.family == "mine"
+    assert [family.name for family in families._registered] == ["mine"]
+
+
 def test_an_entry_point_offers_tables(monkeypatch):
     class Point:
         def load(self):

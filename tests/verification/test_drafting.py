@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.inputs import random_inputs
 from transfusion.verification.certify import certify
-from transfusion.verification.drafting.probe_model import drawn
 from transfusion.verification.drafting.propose import propose, propose_for
+from transfusion.verification.drafting.trials import drawn
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_talker.py"
 FOUR = ("vit", "bert", "llama", "gpt2")
@@ -169,11 +170,11 @@ def test_the_example_of_one_s_own_model():
     proposal = propose(
         module, talker.EXAMPLE, "tiny_talker", random_inputs(talker.FAMILIES[0], talker.EXAMPLE)
     )
-    rows = dict(line.split(maxsplit=1) for line in proposal.require().table.stacks[0].rows.splitlines())
+    rows = proposal.require().table.stacks[0].rows
     assert rows["blocks.{}.ask_and_answer.*"] == "[(head qk)|(head qk)|(head vo)] <- x"
     assert rows["blocks.{}.volume"] == "scale x@next"
     assert rows["places"] == "places x@first"
-    assert proposal.table.stacks[0].shortcuts.split("\n")[1].split()[-1] == "blocks.{}"
+    assert list(proposal.table.stacks[0].shortcuts.values())[1][-1] == "blocks.{}"
     assert proposal.table.stacks[0].depth == 3
 
 
@@ -239,7 +240,7 @@ def test_a_model_nobody_has_seen(config):
     """Without a head count in the configuration, every divisor is tried."""
     proposal = propose(Mills(), {"mills": 2, **config}, "mills", GRAIN).require()
     (stack,) = proposal.table.stacks
-    rows = dict(line.split(maxsplit=1) for line in stack.rows.strip().splitlines())
+    rows = stack.rows
     assert rows == {
         "pour.weight": "pour -> x@first",
         "mills.{}.sieve.gain": "scale x",
@@ -405,17 +406,17 @@ def test_a_draft_that_is_not_certified_exits_with_3(made, cli, tmp_path, monkeyp
 
 
 def test_failed_checks_are_named(made, cli, monkeypatch):
-    from transfusion.verification.drafting import analysis
+    from transfusion.verification.drafting.analysis import Analysis
 
-    honest = analysis._ends
+    honest = Analysis._find_ends
 
     def forgetful(found):
         honest(found)
-        found.inner.append(
-            (found.inner[0][0], analysis.DependencyGroup(31, {("embeddings.word_embeddings.weight", 0): 0}))
-        )
+        group = copy.copy(found.inner[0][1])
+        group.slots, group.outputs = {("embeddings.word_embeddings.weight", 0): 0}, {}
+        found.inner.append((found.inner[0][0], group))
 
-    monkeypatch.setattr(analysis, "_ends", forgetful)
+    monkeypatch.setattr(Analysis, "_find_ends", forgetful)
     code, out, err = cli("inspect", made("bert"), "--propose")
     assert (code, out) == (3, "")
     assert "the draft is wrong about the model" in err

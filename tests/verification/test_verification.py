@@ -10,7 +10,7 @@ import pytest
 from small_models import PRINCIPAL
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
-from transfusion.errors import AlignmentError, ArchitectureError, LibraryError, SettingError
+from transfusion.errors import AlignmentError, LibraryError, SettingError
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
@@ -81,13 +81,12 @@ def test_a_pi_of_other_weights_is_refused(made):
         verify(made("vit", 2), via=pi)
 
 
-def test_weights_without_a_folder_cannot_be_run(made, tmp_path):
+def test_weights_without_a_folder_are_run_by_the_configuration_given(made, tmp_path):
     a = made("vit")
     lonely = tmp_path / "alone.safetensors"
     lonely.write_bytes((a / "model.safetensors").read_bytes())
     pi = align(a, a, method="random", residual="tied")
-    with pytest.raises(ArchitectureError, match=r"only be run from a folder with its config\.json"):
-        verify(Model.open(lonely, config=a / "config.json"), via=pi)
+    assert verify(Model.open(lonely, config=a / "config.json"), via=pi).equal
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra():

@@ -7,36 +7,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from blake3 import blake3
 from torch import Tensor
 
-from transfusion.alignment.maps import Map
-from transfusion.alignment.moves import RowMover, move_tensor, moves_by_rows
-from transfusion.alignment.part_pairs import BlockPath, PartPair, map_name, part_pairs
+from transfusion.alignment.maps import Map, Mover, NormFold
 from transfusion.alignment.pi_file import damaged, read_pi_file, write_pi_file
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.architecture.layouts import Index, Item, Layout
+from transfusion.architecture.layouts import Index, Item, Layout, names_in
 from transfusion.errors import AlignmentError, MismatchError, listing
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
+from transfusion.model.part_roles import Role, TensorPart, is_place, moves, tensor_parts
 from transfusion.model.vocabulary_map import VOCABULARY
 
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
-
-
-@dataclass(frozen=True)
-class NormFold:
-    """A norm whose output a tensor reads. Its scale and shift are moved with the tensor, not on their own."""
-
-    norm: str
-    """The module."""
-    offset: float = 0.0
-    """The number that the norm adds to its weight: 1 in some families."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +57,7 @@ class Alignment:
     """The same as ``folds`` for B's tensors, if it has another shape; see `folds_onto`."""
     paths: Mapping[str, BlockPath] = field(default_factory=dict)
     """For every stack, the blocks of A and of B that correspond; empty if A and B have one shape."""
-    _movers: dict[Layout, RowMover] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _movers: dict[Layout, Mover] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The cached movers of the layouts that were moved last."""
 
     @classmethod
@@ -113,11 +102,10 @@ class Alignment:
         """Return π of one tensor. ``onto`` is its layout in B, if B has another shape."""
         if self.other_shape:
             return self._move_between(tensor, layout, onto or layout)
-        here = {name: self.maps[name] for name in layout.names() if name in self.maps}
-        if not here:
-            return tensor
-        sizes = {name: self.sizes[name] for name in layout.names() if name in self.sizes}
-        return move_tensor(tensor, layout, here, sizes, self.parents)
+        mover = self._mover(layout)
+        for dim in range(len(layout.items)):
+            tensor = mover.move_dim(tensor, dim)
+        return tensor
 
     def _move_between(self, tensor: Tensor, layout: Layout, onto: Layout) -> Tensor:
         """Map every dimension of A's layout to the one of B's; transpose where B stores inputs first."""
@@ -147,8 +135,8 @@ class Alignment:
         maps: dict[str, Map] = {}
         for name, map_ in self.maps.items():
             scale = np.ones_like(map_.read) if self.other_shape else map_.read
-            square = replace(map_.reading, produced=scale)
-            maps[name] = replace(square, values=np.square(map_.values)) if map_.rotates else map_
+            square = replace(map_, values=np.square(map_.values), produced=scale)
+            maps[name] = square if map_.rotates else map_
         return replace(self, maps=maps)
 
     @cached_property
@@ -166,25 +154,21 @@ class Alignment:
         """Whether every unit of B is one unit of A."""
         return all(map_.permutes for map_ in self.maps.values())
 
-    @property
-    def reading(self) -> Alignment:
-        """The alignment of activations: every axis by the map of those that read it."""
-        return replace(self, maps={id: map_.reading for id, map_ in self.maps.items()})
-
     def moves_by_rows(self, layout: Layout) -> bool:
         """Return whether `move_rows` can move a tensor of this layout."""
-        return not self.other_shape and moves_by_rows(layout, self.maps, self.parents)
+        return not self.other_shape and self._mover(layout).by_rows
 
     def move_rows(self, read: Callable[[Rows], Tensor], layout: Layout, rows: slice) -> Tensor:
         """Return some rows of π of a tensor; only their source rows are read."""
+        return self._mover(layout).move_rows(read, rows)
+
+    def _mover(self, layout: Layout) -> Mover:
         mover = self._movers.get(layout)
         if mover is None:
-            here = {name: self.maps[name] for name in layout.names() if name in self.maps}
-            while len(self._movers) >= _MOVERS:
-                oldest = next(iter(tuple(self._movers)))  # of a copy: other threads may change it meanwhile
+            for oldest in list(self._movers)[: 1 - _MOVERS]:  # of a copy: other threads may change it
                 self._movers.pop(oldest, None)
-            mover = self._movers[layout] = RowMover(layout, here, self.sizes, self.parents)
-        return mover(read, rows)
+            mover = self._movers[layout] = Mover(layout, self.maps, self.sizes, self.parents)
+        return mover
 
     def broken_shortcuts(self, shortcuts: Iterable[Shortcut]) -> list[Shortcut]:
         """Return the shortcuts whose ends have different maps, which a plain shortcut cannot connect."""
@@ -203,7 +187,7 @@ class Alignment:
         map_ = self.maps.get(parent, Map.identity(size, len(above)))
         if not map_.permutes:
             raise AlignmentError(f"{parent} has axes within it, so its map must be a permutation")
-        return (above[:, None] * size + map_.index).reshape(-1)
+        return (above[:, None] * size + map_.index).reshape(-1)  # (blocks of the parent · its units,)
 
     def inverse(self) -> Alignment:
         """Return π⁻¹, from B's basis back to A's.
@@ -266,14 +250,13 @@ class Alignment:
 
     @cached_property
     def digest(self) -> str:
-        """The BLAKE3 hash of everything that decides what is moved where."""
+        """The BLAKE3 hash of the maps, the norms that are folded, and the paths between blocks."""
         total = blake3(json.dumps(self._settings(), sort_keys=True).encode())
         for id in sorted(self.maps):
             map_ = self.maps[id]
             total.update(f"{id}:{map_.kind}:".encode())
-            for values in (map_.values, map_.produced, map_.read, map_.writing):
-                if values is not None:
-                    total.update(np.ascontiguousarray(values).view(np.uint8).data)
+            for values in (map_.values, map_.produced, map_.read):
+                total.update(np.ascontiguousarray(values).view(np.uint8).data)
         return total.hexdigest()
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
@@ -314,20 +297,19 @@ class Alignment:
         'guarded'
         """
         header, maps = read_pi_file(path)
-        try:
-            made = Provenance.from_json(header["provenance"])
-        except (TypeError, ValueError) as error:
-            raise damaged(path, str(error)) from error
-        folds, folds_b = (
-            {tensor: NormFold(**fold) for tensor, fold in some.items()}
-            for some in (header["folds"], header["folds_b"])
-        )
         paths = {
             stack: tuple((one["a"], one["b"], one["share"]) for one in path)
             for stack, path in header["paths"].items()
         }
         alignment = cls(
-            maps, header["sizes"], header["parents"], made, folds, header["sizes_b"], folds_b, paths
+            maps,
+            header["sizes"],
+            header["parents"],
+            header["provenance"],
+            header["folds"],
+            header["sizes_b"],
+            header["folds_b"],
+            paths,
         )
         if alignment.digest != header["digest"]:
             raise damaged(path, "the maps are not those that were saved")
@@ -451,3 +433,89 @@ def require_one_shape(via: Alignment | str | Path) -> Alignment:
             hint="use it in transport, merge, inspect, verify or report",
         )
     return found
+
+
+# ── parts of tensors ─────────────────────────────────────────────────────────────────────
+
+
+BlockPath: TypeAlias = tuple[tuple[int, int, float], ...]
+"""The blocks of a stack that correspond: A's block, B's block, and the share of A's change that B's gets."""
+
+
+def map_name(target: Item | str, source: Item | str) -> str:
+    """Return the name of the map from a whole dimension of A to one of B."""
+    return f"{target} <- {source}"
+
+
+@dataclass(frozen=True)
+class PartPair:
+    """A part of B's tensors, and the part of A's whose change it gets."""
+
+    target: TensorPart
+    source: TensorPart
+    share: float = 1.0
+    """The share of the change, if it is divided among several blocks."""
+    writes: str | None = None
+    """The name of the map of the axis that it writes; None if the axis stays, and between equal shapes."""
+    reads: str | None = None
+
+    @classmethod
+    def whole(cls, tensor: str, layout: Layout) -> PartPair:
+        """Return the pair of a tensor that both models have."""
+        part = TensorPart(tensor, layout, Role("", None, tensor))
+        return cls(part, part)
+
+    @property
+    def maps(self) -> set[str]:
+        """The names of the maps that it needs."""
+        return {name for name in (self.writes, self.reads) if name is not None}
+
+
+def part_pairs(a: Architecture, b: Architecture, paths: Mapping[str, BlockPath]) -> Iterator[PartPair]:
+    """Yield the parts of B's tensors that have a counterpart in A."""
+    parts_a = tensor_parts(a)
+
+    def name_of(source: Item | None, target: Item | None) -> str | None:
+        if source is None or target is None or not list(names_in(target)):
+            return None
+        return map_name(target, source) if moves(a, source) and moves(b, target) else None
+
+    for role, target in tensor_parts(b).items():
+        for block, share in _blocks_of(role, paths):
+            source = parts_a.get(replace(role, block=block))
+            if source is not None and _fits(source, target, a, b):
+                writes, reads = name_of(source.output, target.output), name_of(source.input, target.input)
+                yield PartPair(target, source, share, writes, reads)
+
+
+def block_behind(paths: Mapping[str, BlockPath], stack: str, block: int | None) -> int | None:
+    """Return B's number of a block of A: one past A's last is one past B's last, others stay."""
+    if path := paths.get(stack):
+        last_a, last_b, _ = path[-1]
+        return last_b + 1 if block == last_a + 1 else block
+    return block
+
+
+def _blocks_of(role: Role, paths: Mapping[str, BlockPath]) -> Iterator[tuple[int | None, float]]:
+    """Yield A's blocks for a role in B, each with its share."""
+    if role.block is None or role.stack not in paths:
+        yield role.block, 1.0
+        return
+    path = paths[role.stack]
+    last_a, last_b, _ = path[-1]
+    if role.block == last_b + 1:  # behind the last block
+        yield last_a + 1, 1.0
+    yield from ((i, share) for i, j, share in path if j == role.block)
+
+
+def _fits(source: TensorPart, target: TensorPart, a: Architecture, b: Architecture) -> bool:
+    """Return whether all axes that stay have the same size in both, or can be resampled."""
+    if len(source.layout.items) != len(target.layout.items):
+        return False
+    for ours, theirs in zip(source.layout.items, target.layout.items, strict=True):
+        if moves(a, ours) and moves(b, theirs):
+            continue
+        sizes = [a.sizes[name] for name in names_in(ours)], [b.sizes[name] for name in names_in(theirs)]
+        if sizes[0] != sizes[1] and not (is_place(ours) and is_place(theirs)):
+            return False
+    return True

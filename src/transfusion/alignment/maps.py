@@ -1,4 +1,4 @@
-"""Map: y = s · M x along one axis, from A's units x to B's units y.
+"""Map: y = s · M x along one axis, from A's units x to B's units y; and tensors moved by maps.
 
 A permutation, a transport plan, a rotation and a map between axes of different sizes are all such maps. They
 differ in which matrices M are allowed, and in how they are inverted. A permutation is stored as an index.
@@ -6,8 +6,8 @@ differ in which matrices M are allowed, and in how they are inverted. A permutat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -16,8 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.architecture.layouts import Index
-from transfusion.errors import AlignmentError
+from transfusion.architecture.layouts import (
+    Concat,
+    Index,
+    Item,
+    Layout,
+    Name,
+    Product,
+    index_map,
+    names_in,
+    size_of,
+)
+from transfusion.errors import AlignmentError, LayoutError
 
 Matrices: TypeAlias = NDArray[np.floating[Any]]
 """One matrix per block: (blocks, units of B, units of A)."""
@@ -35,7 +45,7 @@ class Kind(StrEnum):
     ROTATION = "rotation"
     """An orthogonal matrix, with scales for activations that are larger in B than in A."""
     RECTANGULAR = "rectangular"
-    """Between axes of different sizes: an isometry, a projection or a partial assignment, with scales."""
+    """Between models of different shapes: an isometry, a projection or a partial assignment, with scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +63,38 @@ class Map:
     """The scale s of outputs for each block: how much larger B's are."""
     read: Matrices
     """The scale of inputs for each block. Tensors that read the axis are divided by it."""
-    writing: Matrices | None = None
-    """The matrices for tensors that write the axis, if a rotation has others for those."""
 
     # ── the kinds ────────────────────────────────────────────────────────────────────────────
 
     @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        values: NDArray[Any],
+        produced: Sequence[float] | Matrices | None = None,
+        read: Sequence[float] | Matrices | None = None,
+    ) -> Map:
+        """Return a map, checked as one of its kind; without scales, with scales of 1."""
+        if kind is Kind.PERMUTATION:
+            values = np.atleast_2d(np.asarray(values, dtype=np.int64))
+            if not (np.sort(values, axis=1) == np.arange(values.shape[1])).all():
+                raise AlignmentError("an index vector is not a permutation: a position occurs twice")
+            unscaled = np.ones(len(values), dtype=np.float32)
+            return cls(kind, values, unscaled, unscaled)
+        double = values.dtype == np.float64 and kind is not Kind.PLAN  # plans as in files, in float32
+        values = _checked(np.ascontiguousarray(values, dtype=np.float64 if double else np.float32), kind)
+        ones = np.ones(len(values))
+        scales: list[Matrices] = [
+            np.ascontiguousarray(ones if one is None else one, dtype=values.dtype) for one in (produced, read)
+        ]
+        if not all(one.shape == values.shape[:1] and (np.isfinite(one) & (one > 0)).all() for one in scales):
+            raise AlignmentError(f"a {kind} has scales that are not positive numbers, one for each block")
+        return cls(kind, values, scales[0], scales[1])
+
+    @classmethod
     def permutation(cls, index: Index) -> Map:
         """Return the map in which unit j of block i comes from unit ``index[i, j]``."""
-        index = np.atleast_2d(np.asarray(index, dtype=np.int64))
-        if not (np.sort(index, axis=1) == np.arange(index.shape[1])).all():
-            raise AlignmentError("an index vector is not a permutation: a position occurs twice")
-        ones = np.ones(len(index), dtype=np.float32)
-        return cls(Kind.PERMUTATION, index, ones, ones)
+        return cls.of(Kind.PERMUTATION, index)
 
     @classmethod
     def identity(cls, size: int, blocks: int = 1) -> Map:
@@ -81,63 +110,20 @@ class Map:
 
     @classmethod
     def plan(cls, shares: Matrices) -> Map:
-        """Return a transport plan. Shares are kept in float32, in memory as in files."""
-        shares = np.ascontiguousarray(shares, dtype=np.float32)
-        _require_square(shares, Kind.PLAN)
-        if not np.isfinite(shares).all() or (shares < 0).any():
-            raise AlignmentError("a plan has shares that are negative or not numbers")
-        if (np.abs(shares.sum(axis=2, dtype=np.float64) - 1) > _TOLERANCE).any():
-            raise AlignmentError("a plan has shares that do not sum to 1")
-        ones = np.ones(len(shares), dtype=np.float32)
-        return cls(Kind.PLAN, shares, ones, ones)
+        """Return a transport plan."""
+        return cls.of(Kind.PLAN, shares)
 
     @classmethod
     def rotation(
-        cls,
-        matrix: Matrices,
-        produced: Sequence[float] | Matrices,
-        read: Sequence[float] | Matrices,
-        writing: Matrices | None = None,
+        cls, matrix: Matrices, produced: Sequence[float] | Matrices, read: Sequence[float] | Matrices
     ) -> Map:
         """Return a rotation or reflection, in float64 if the matrix is, otherwise in float32."""
-        matrix = _orthogonal(_floating(matrix))
-        if writing is not None:
-            writing = _orthogonal(np.ascontiguousarray(writing, dtype=matrix.dtype))
-            if writing.shape != matrix.shape:
-                raise AlignmentError(
-                    f"a rotation reads by matrices of shape {matrix.shape} and writes by {writing.shape}"
-                )
-            writing = None if np.array_equal(writing, matrix) else writing
-        produced, read = (_positive(one, matrix, Kind.ROTATION) for one in (produced, read))
-        return cls(Kind.ROTATION, matrix, produced, read, writing)
+        return cls.of(Kind.ROTATION, matrix, produced, read)
 
     @classmethod
     def rectangular(cls, matrix: Matrices, produced: float = 1.0, read: float = 1.0) -> Map:
         """Return the map by one matrix, (units of B, units of A)."""
-        matrix = _floating(matrix)
-        if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
-            raise AlignmentError("a map between axes of different sizes is not a matrix of finite numbers")
-        scales = [_positive([one], matrix[None], Kind.RECTANGULAR) for one in (produced, read)]
-        return cls(Kind.RECTANGULAR, matrix[None], scales[0], scales[1])
-
-    @classmethod
-    def of(
-        cls,
-        kind: Kind,
-        values: NDArray[Any],
-        produced: Sequence[float],
-        read: Sequence[float],
-        writing: Matrices | None = None,
-    ) -> Map:
-        """Return a map from the numbers of a file, checked as one of its kind."""
-        match kind:
-            case Kind.PERMUTATION:
-                return cls.permutation(values)
-            case Kind.PLAN:
-                return cls.plan(values)
-            case Kind.ROTATION:
-                return cls.rotation(values, produced, read, writing)
-        return cls.rectangular(values[0], produced[0], read[0])
+        return cls.of(Kind.RECTANGULAR, matrix[None], [produced], [read])
 
     # ── what it is ───────────────────────────────────────────────────────────────────────────
 
@@ -174,22 +160,8 @@ class Map:
 
     @property
     def matrix(self) -> Matrices:
-        """The matrices M, for activations and for tensors that read the axis; computed for a permutation."""
+        """The matrices M; computed for a permutation."""
         return np.eye(self.size, dtype=np.float32)[self.values] if self.permutes else self.values
-
-    @property
-    def written(self) -> Matrices:
-        """The matrices for tensors that write the axis."""
-        return self.matrix if self.writing is None else self.writing
-
-    @property
-    def reading(self) -> Map:
-        """The map of activations: the matrices for readers, and for writers as well."""
-        return self if self.writing is None else replace(self, writing=None)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.values.nbytes + (0 if self.writing is None else self.writing.nbytes))
 
     def is_identity(self) -> bool:
         """Return whether nothing moves."""
@@ -203,7 +175,7 @@ class Map:
             return np.array_equal(self.values, other.values)
         return all(
             np.array_equal(getattr(self, name), getattr(other, name))
-            for name in ("matrix", "written", "produced", "read")
+            for name in ("matrix", "produced", "read")
         )
 
     # ── what it does ─────────────────────────────────────────────────────────────────────────
@@ -211,14 +183,14 @@ class Map:
     def apply(
         self, tensor: Tensor, dim: int, ancestors: Sequence[int] = (), *, reads: bool = False
     ) -> Tensor:
-        """Return y = s · M x along one dimension, in float32 at least, and in the tensor's own dtype.
+        """Return y = s · M x along one dimension, computed in float32 or wider, in the tensor's dtype.
 
         ``ancestors`` are the dimensions, already mapped, that select blocks. ``reads`` if the dimension is an
         input of the tensor: the scale then divides.
         """
         if self.permutes:
             return self._gather(tensor, dim, ancestors)
-        matrix, scale = (self.matrix, 1 / self.read) if reads else (self.written, self.produced)
+        matrix, scale = self.matrix, 1 / self.read if reads else self.produced
         places = (*ancestors, dim)
         front = tuple(range(len(places)))
         precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -258,7 +230,6 @@ class Map:
                     _put_back(self.matrix.transpose(0, 2, 1), lineage),
                     _put_back(1 / self.produced, lineage),
                     _put_back(1 / self.read, lineage),
-                    None if self.writing is None else _put_back(self.writing.transpose(0, 2, 1), lineage),
                 )
         raise AlignmentError(
             "a map between axes of different sizes has no inverse", hint="align the two models the other way"
@@ -273,40 +244,30 @@ class Map:
             return Map.plan(_product(self.matrix, first.matrix[lineage]))
         if kinds != {Kind.ROTATION}:
             raise AlignmentError(f"a {self.kind} cannot be applied after a {first.kind}")
-        apart = self.writing is not None or first.writing is not None
         return Map.rotation(
             _product(self.matrix, first.matrix[lineage]),
             self.produced * first.produced[lineage],
             self.read * first.read[lineage],
-            _product(self.written, first.written[lineage]) if apart else None,
         )
 
 
-def _floating(matrix: Matrices) -> Matrices:
-    """Return matrices in float64 if they are, otherwise in float32."""
-    return np.ascontiguousarray(matrix, dtype=np.float64 if matrix.dtype == np.float64 else np.float32)
-
-
-def _require_square(matrix: Matrices, kind: Kind) -> None:
+def _checked(matrix: Matrices, kind: Kind) -> Matrices:
+    """Return matrices; refuse those that a kind does not allow."""
+    if kind is Kind.RECTANGULAR:
+        if matrix.ndim != 3 or not matrix.size or not np.isfinite(matrix).all():
+            raise AlignmentError("a map between axes of different sizes is not a matrix of finite numbers")
+        return matrix
     if matrix.ndim != 3 or matrix.shape[1] != matrix.shape[2]:
         raise AlignmentError(f"a {kind} of shape {matrix.shape} is not a stack of square matrices")
-
-
-def _orthogonal(matrix: Matrices) -> Matrices:
-    """Return matrices; refuse any that are not orthogonal."""
-    _require_square(matrix, Kind.ROTATION)
-    product = matrix.astype(np.float64) @ matrix.astype(np.float64).transpose(0, 2, 1)
-    if not np.allclose(product, np.eye(matrix.shape[1]), atol=_TOLERANCE):
+    exact = matrix.astype(np.float64)
+    if kind is Kind.PLAN:
+        if not np.isfinite(matrix).all() or (matrix < 0).any():
+            raise AlignmentError("a plan has shares that are negative or not numbers")
+        if (np.abs(exact.sum(axis=2) - 1) > _TOLERANCE).any():
+            raise AlignmentError("a plan has shares that do not sum to 1")
+    elif not np.allclose(exact @ exact.transpose(0, 2, 1), np.eye(matrix.shape[1]), atol=_TOLERANCE):
         raise AlignmentError("a rotation has a matrix that is not orthogonal")
     return matrix
-
-
-def _positive(scale: Sequence[float] | Matrices, matrix: Matrices, kind: Kind) -> Matrices:
-    """Return the scales of matrices; refuse any that are not positive."""
-    found: Matrices = np.ascontiguousarray(scale, dtype=matrix.dtype)
-    if found.shape != matrix.shape[:1] or not (np.isfinite(found) & (found > 0)).all():
-        raise AlignmentError(f"a {kind} has scales that are not positive numbers, one for each block")
-    return found
 
 
 def _put_back(values: NDArray[Any], lineage: Index) -> NDArray[Any]:
@@ -319,3 +280,135 @@ def _put_back(values: NDArray[Any], lineage: Index) -> NDArray[Any]:
 def _product(later: Matrices, earlier: Matrices) -> Matrices:
     product: Matrices = later.astype(np.float64) @ earlier.astype(np.float64)
     return product.astype(np.result_type(later, earlier))
+
+
+# ── tensors ──────────────────────────────────────────────────────────────────────────────
+
+
+def move_tensor(
+    tensor: Tensor,
+    layout: Layout,
+    maps: Mapping[str, Map],
+    sizes: Mapping[str, int],
+    parents: Mapping[str, str],
+    dims: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the tensor with every axis of its layout mapped; axes without a map stay.
+
+    With ``dims``, only these dimensions are; earlier ones must be mapped already.
+    """
+    mover = Mover(layout, maps, sizes, parents)
+    for dim in range(len(layout.items)) if dims is None else dims:
+        tensor = mover.move_dim(tensor, dim)
+    return tensor
+
+
+class Mover:
+    """Moves tensors of one layout; the indices are computed once."""
+
+    def __init__(
+        self, layout: Layout, maps: Mapping[str, Map], sizes: Mapping[str, int], parents: Mapping[str, str]
+    ) -> None:
+        self.layout, self.sizes, self.parents = layout, sizes, parents
+        self.maps = {name: maps[name] for name in layout.names() if name in maps}
+        self._indices: dict[int, Tensor | None] = {}
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row of the moved tensor depends on one row of the tensor only."""
+        return not any(
+            not self.maps[name].permutes
+            and (dim == 0 or 0 in self.layout.outside(dim, self.parents).values())
+            for dim, item in enumerate(self.layout.items)
+            for name in names_in(item)
+            if name in self.maps
+        )
+
+    def move_rows(self, read: Callable[[slice | Tensor], Tensor], rows: slice | Tensor) -> Tensor:
+        """Return some rows of a tensor that moves `by_rows`; only their source rows are read."""
+        index = self._index(0)
+        block = read(rows if index is None else index[rows])
+        for dim in range(1, len(self.layout.items)):
+            block = self.move_dim(block, dim, rows)
+        return block
+
+    def move_dim(self, tensor: Tensor, dim: int, rows: slice | Tensor | None = None) -> Tensor:
+        """Return the tensor, or some rows of it, with one dimension moved; earlier ones must be moved."""
+        item, outside = self.layout.items[dim], self.layout.outside(dim, self.parents)
+        if not all(self.maps[name].permutes for name in names_in(item) if name in self.maps):
+            return self._move_by_factors(tensor, dim, item, outside, reads=dim in self.layout.inputs)
+        if (index := self._index(dim)) is None:
+            return tensor
+        index, places = index.to(tensor.device), tuple(outside.values())
+        if not places:
+            return tensor.index_select(dim, index)
+        if rows is not None and 0 in places:
+            index = index[(*(slice(None),) * places.index(0), rows)]
+        # element by element: several times faster than one gather of the whole tensor
+        front = tuple(range(len(places)))
+        turned = tensor.movedim(places, front)  # (*ancestors, …, units, …)
+        elements = zip(turned.flatten(0, front[-1]), index.flatten(0, front[-1]), strict=True)
+        moved = [element.index_select(dim - len(places), one) for element, one in elements]
+        return torch.stack(moved).reshape(turned.shape).movedim(front, places)
+
+    def _index(self, dim: int) -> Tensor | None:
+        """Return the source of every position of a dimension, for every element of the ancestors that have
+        earlier dimensions of their own; None if nothing moves.
+        """
+        if dim not in self._indices:
+            permutations = {name: map_.index for name, map_ in self.maps.items() if map_.permutes}
+            outside = tuple(self.layout.outside(dim, self.parents))
+            index = index_map(self.layout.items[dim], self.sizes, permutations, self.parents, outside)
+            self._indices[dim] = None if index is None else torch.from_numpy(index)
+        return self._indices[dim]
+
+    def _move_by_factors(
+        self, tensor: Tensor, dim: int, item: Item, places: Mapping[str, int], *, reads: bool
+    ) -> Tensor:
+        """Move one dimension by maps of any kind: unfold the dimension and map axis by axis."""
+        match item:
+            case Name(text):
+                if text not in self.maps:
+                    return tensor
+                return self.maps[text].apply(tensor, dim, self._ancestors(text, places), reads=reads)
+            case Concat(parts):
+                pieces = torch.split(tensor, [size_of(part, self.sizes) for part in parts], dim)
+                moved = [
+                    self._move_by_factors(piece, dim, part, places, reads=reads)
+                    for piece, part in zip(pieces, parts, strict=True)
+                ]
+                return torch.cat(moved, dim)
+            case Product(items):
+                extents = [size_of(child, self.sizes) for child in items]
+                # (h·d) becomes (h, d)
+                unfolded = tensor.reshape(*tensor.shape[:dim], *extents, *tensor.shape[dim + 1 :])
+                here = dict(places)
+                for at, child in enumerate(items, dim):
+                    unfolded = self._move_by_factors(unfolded, at, child, here, reads=reads)
+                    if isinstance(child, Name):
+                        here[child.text] = at
+                return unfolded.reshape(tensor.shape)
+
+    def _ancestors(self, name: str, places: Mapping[str, int]) -> list[int]:
+        """Return the dimensions of an axis's ancestors, outermost first."""
+        chain: list[int] = []
+        while (parent := self.parents.get(name)) is not None:
+            if parent not in places:
+                raise LayoutError(
+                    f"axis {name} lies within {parent}, which does not enclose it",
+                    hint=f"write the two together, as in ({parent} {name}), or give {parent} a dimension of"
+                    " its own before this one",
+                )
+            chain.insert(0, places[parent])
+            name = parent
+        return chain
+
+
+@dataclass(frozen=True)
+class NormFold:
+    """A norm whose output a tensor reads. Its scale and shift are moved with the tensor, not on their own."""
+
+    norm: str
+    """The module."""
+    offset: float = 0.0
+    """The number that the norm adds to its weight: 1 in some families."""

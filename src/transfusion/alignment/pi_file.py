@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from transfusion.alignment.maps import Kind, Map
-from transfusion.alignment.provenance import Number, ProvenanceInfo
+from transfusion.alignment.maps import Kind, Map, NormFold
+from transfusion.alignment.provenance import Number, Provenance
 from transfusion.architecture.layouts import parse, size_of
 from transfusion.errors import AlignmentError, LayoutError, listing
 from transfusion.files.publishing import publish_file
@@ -29,8 +29,6 @@ FORMAT = 7
 """Formats 1 to 6 were those of earlier versions."""
 KEY = "transfusion"
 """The key of the header in the metadata of a safetensors file."""
-_WRITTEN = " written"
-"""Added to the name of a rotation: its matrices for tensors that write the axis."""
 _NESTED = 16
 """The limit of axes that lie within each other."""
 _AGAIN = "make it again with 'transfusion align'"
@@ -59,13 +57,6 @@ class MapInfo(TypedDict):
     read: Scales
 
 
-class FoldInfo(TypedDict):
-    """A folded norm in a file."""
-
-    norm: str
-    offset: Number
-
-
 class AlignmentHeader(TypedDict):
     """The metadata of a file of π."""
 
@@ -74,11 +65,11 @@ class AlignmentHeader(TypedDict):
     maps: dict[str, MapInfo]
     sizes: Sizes
     parents: dict[str, str]
-    folds: dict[str, FoldInfo]
+    folds: dict[str, NormFold]
     sizes_b: Sizes
-    folds_b: dict[str, FoldInfo]
+    folds_b: dict[str, NormFold]
     paths: dict[str, list[BlockInfo]]
-    provenance: ProvenanceInfo
+    provenance: Provenance
 
 
 def damaged(path: str | Path, what: str) -> AlignmentError:
@@ -94,8 +85,6 @@ def write_pi_file(path: Path, header: Mapping[str, Any], maps: Mapping[str, Map]
     }
     text = json.dumps({**header, "format": FORMAT, "maps": infos})
     tensors = {name: LazyTensor.of(_stored(one.values)) for name, one in maps.items()}
-    written = {name: one.writing for name, one in maps.items() if one.writing is not None}
-    tensors |= {name + _WRITTEN: LazyTensor.of(_stored(one)) for name, one in written.items()}
     return publish_file(path, lambda staged: write_shard(staged, tensors, metadata={KEY: text}), force=force)
 
 
@@ -108,17 +97,14 @@ def read_pi_file(path: str | Path) -> tuple[AlignmentHeader, dict[str, Map]]:
     """Return the checked header of a file of π, and its maps."""
     with _opened(path) as opened:
         header = _header(path, opened.metadata() or {})
-        names = set(opened.keys())
-        if header["maps"].keys() != {name.removesuffix(_WRITTEN) for name in names}:
+        if header["maps"].keys() != set(opened.keys()):
             raise damaged(path, "the maps are not those that were saved")
         maps: dict[str, Map] = {}
         for name, info in header["maps"].items():
-            stored = [one for one in (name, name + _WRITTEN) if one in names]
-            for one in stored:
-                _require_shape(path, name, header, opened.get_slice(one))
+            _require_shape(path, name, header, opened.get_slice(name))
             try:
-                values, *writing = (opened.get_tensor(one).numpy() for one in stored)
-                maps[name] = Map.of(Kind(info["kind"]), values, info["produced"], info["read"], *writing)
+                values = opened.get_tensor(name).numpy()
+                maps[name] = Map.of(Kind(info["kind"]), values, info["produced"], info["read"])
             except (AlignmentError, ValueError) as error:
                 raise damaged(path, str(error)) from error
     return header, maps
@@ -147,7 +133,9 @@ def _header(path: str | Path, metadata: Mapping[str, str]) -> AlignmentHeader:
             hint="make it again with this version, or install the version that wrote it",
         )
     where = f"{path}: its metadata cannot be read, the file is damaged"
-    header = validate(info, AlignmentHeader, where, hint=_AGAIN, error=AlignmentError)
+    header = validate(
+        metadata[KEY], AlignmentHeader, where, hint=_AGAIN, error=AlignmentError, from_text=True
+    )
     sizes, parents = header["sizes"], header["parents"]
     of_axes = [name for name, one in header["maps"].items() if Kind(one["kind"]) is not Kind.RECTANGULAR]
     if strange := [id for id in (*of_axes, *parents, *parents.values()) if id not in sizes]:

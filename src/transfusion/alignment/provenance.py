@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, Required, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, GetPydanticSchema
+from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
 from transfusion import __version__
-from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
+from transfusion.architecture.architecture import Policy
 
 PLANNED = "planned"
 """The method of an assumed alignment."""
@@ -43,14 +44,6 @@ class RunInfo(TypedDict):
     machine: MachineInfo
 
 
-class PolicyInfo(TypedDict):
-    """A policy in a file."""
-
-    residual: str
-    inner: str
-    heads: str
-
-
 class PredictionInfo(TypedDict):
     """How much of B's activations is predicted for an axis."""
 
@@ -72,6 +65,7 @@ class MarginInfo(TypedDict):
 class AdviceInfo(TypedDict, total=False):
     """Advice in a file, where it was asked for."""
 
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     verdict: Required[str]
     text: Required[str]
     instead: str
@@ -84,7 +78,6 @@ class AdviceInfo(TypedDict, total=False):
     probes: str
     blocks: dict[str, list[list[Number]]]
     paths: dict[str, list[list[TokenCount]]]
-    gradients: str
     chosen: str
     predicted_by: dict[str, Number]
     not_tried: dict[str, str]
@@ -95,6 +88,7 @@ class AdviceInfo(TypedDict, total=False):
 class MethodOptionsInfo(TypedDict, total=False):
     """The options that are read from a file."""
 
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     plain_shortcuts: bool
     functional: dict[str, Any] | None
 
@@ -119,37 +113,30 @@ class VocabularyInfo(TypedDict):
     digits: NotRequired[str]
 
 
-class ProvenanceInfo(TypedDict):
-    """A provenance in a file."""
+def _as(schema: Any) -> Any:
+    """Let pydantic check a mapping by a schema, and leave it as it is: other keys and their order stay."""
+    return GetPydanticSchema(
+        lambda _, handler: core_schema.no_info_wrap_validator_function(_checked, handler(schema))
+    )
 
-    family: str
-    architecture: str
-    policy: PolicyInfo
-    method: str
-    options: MethodOptionsInfo
-    seed: int
-    source: str
-    source_fingerprint: str
-    target: str
-    target_fingerprint: str
-    objective: list[Number]
-    advice: NotRequired[AdviceInfo | EmptyInfo]
-    gap: NotRequired[Number]
-    version: NotRequired[str]
-    vocabulary: NotRequired[VocabularyInfo | EmptyInfo]
-    run: NotRequired[RunInfo | EmptyInfo]
+
+def _checked(value: Any, check: Callable[[Any], Any]) -> Any:
+    check(value)
+    return value
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Where an alignment comes from: enough to trust it, or to refuse it."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     family: str
     architecture: str
     """Digest of the architecture under the policy below."""
     policy: Policy
     method: str
-    options: Mapping[str, Any]
+    options: Annotated[Mapping[str, Any], _as(MethodOptionsInfo)]
     seed: int
     source: str
     """A, as the user wrote it."""
@@ -157,22 +144,15 @@ class Provenance:
     target: str
     """B, as the user wrote it."""
     target_fingerprint: str
-    objective: tuple[float, ...] = ()
+    objective: tuple[Number, ...] = ()
     """The inner product of π(A) and B: at the start, and after each sweep."""
-    advice: Mapping[str, Any] = field(default_factory=dict)
+    advice: Annotated[Mapping[str, Any], _as(AdviceInfo | EmptyInfo)] = field(default_factory=dict)
     """The advice on this pair of models, with its numbers; empty if it was not asked for."""
-    gap: float = 0.0
+    gap: Number = 0.0
     """The largest share by which a better assignment of any one axis may exist, given all others: a bound
     from dual prices. Small axes are assigned exactly."""
     version: str = __version__
-    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Annotated[Mapping[str, Any], _as(VocabularyInfo | EmptyInfo)] = field(default_factory=dict)
     """The vocabularies of A and B, if both were compared; see `VocabularyInfo`."""
-    run: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    run: Annotated[Mapping[str, Any], _as(RunInfo | EmptyInfo)] = field(default_factory=dict, compare=False)
     """The record of the run: seconds, memory and machine."""
-
-    @classmethod
-    def from_json(cls, info: Mapping[str, Any]) -> Provenance:
-        """Read the provenance from the metadata of a file."""
-        asked = info["policy"]
-        policy = Policy(Residual(asked["residual"]), InnerPolicy(asked["inner"]), HeadPolicy(asked["heads"]))
-        return cls(**{**info, "policy": policy, "objective": tuple(info["objective"])})

@@ -93,7 +93,7 @@ class Architecture:
     family: str
     spaces: Mapping[str, Space]
     tensors: Mapping[str, Layout]
-    heads: frozenset[str]
+    task_heads: frozenset[str]
     scales: frozenset[str]
     """Vectors that multiply units: the weights of norms, LayerScale."""
     buffers: frozenset[str]
@@ -115,8 +115,8 @@ class Architecture:
     def children(self) -> dict[str, list[str]]:
         """Return the children of every parent that may be permuted."""
         result: dict[str, list[str]] = {}
-        for space in self.spaces.values():
-            if space.parent and space.group is Symmetry.PERMUTATION:
+        for space in self.free():
+            if space.parent:
                 result.setdefault(space.parent, []).append(space.id)
         return result
 
@@ -148,8 +148,8 @@ class Architecture:
 
     @cached_property
     def backbone(self) -> dict[str, Layout]:
-        """The tensors that every model of this architecture has, without heads."""
-        return {name: layout for name, layout in self.tensors.items() if name not in self.heads}
+        """The tensors that every model of this architecture has, without task heads."""
+        return {name: layout for name, layout in self.tensors.items() if name not in self.task_heads}
 
     @cached_property
     def backbone_spaces(self) -> list[str]:
@@ -186,8 +186,7 @@ class Architecture:
 
     def under(self, policy: Policy) -> Architecture:
         """Return the architecture under a policy: spaces that must move together become one."""
-        whole = self if policy.heads is HeadPolicy.MATCHED else _without_heads(self, policy.heads)
-        return _tied(whole, policy)
+        return _tied(_without_heads(self, policy.heads), policy)
 
 
 def _tied(architecture: Architecture, policy: Policy) -> Architecture:
@@ -197,14 +196,10 @@ def _tied(architecture: Architecture, policy: Policy) -> Architecture:
         space = architecture.spaces[id]
         if space.stream and policy.residual is Residual.TIED:
             return f"{space.stream}.stream"
-        if space.tied_with and policy.inner is InnerPolicy.TIED:
-            tied_with = architecture.spaces.get(space.tied_with)
-            if (
-                tied_with
-                and tied_with.size == space.size
-                and {tied_with.group, space.group} == {Symmetry.PERMUTATION}
-            ):
-                return tied_with.id
+        other = architecture.spaces.get(space.tied_with or "")
+        tied = policy.inner is InnerPolicy.TIED and other is not None and other.size == space.size
+        if tied and other and {other.group, space.group} == {Symmetry.PERMUTATION}:
+            return other.id
         return id
 
     spaces: dict[str, Space] = {}
@@ -235,9 +230,11 @@ def _tied(architecture: Architecture, policy: Policy) -> Architecture:
 
 
 def _without_heads(architecture: Architecture, heads: HeadPolicy) -> Architecture:
-    """Fix the order of heads. Flat heads lose their boundaries too, where a layout has them directly
-    before the axis within them. Interleaved and grouped heads keep their boundaries.
+    """Fix the order of heads, unless they are matched. Flat heads lose their boundaries too, where a layout
+    has them directly before the axis within them. Interleaved and grouped heads keep their boundaries.
     """
+    if heads is HeadPolicy.MATCHED:
+        return architecture
     spaces, parents = dict(architecture.spaces), architecture.parents
     layouts = architecture.tensors.values()
     enclosing = {name for layout in layouts for name in layout.enclosing(parents)}

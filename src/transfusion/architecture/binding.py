@@ -7,13 +7,12 @@ all shapes must agree about the size of every axis. Whatever does not fit is ref
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from transfusion.architecture.architecture import Architecture, Shortcut, Space
-from transfusion.architecture.config_schema import WRONG_FILE
 from transfusion.architecture.layouts import Layout, parse, solve_sizes
-from transfusion.architecture.table import Axis, Shapes, Stack, Symmetry, Table
+from transfusion.architecture.table import WRONG_FILE, Axis, Rows, Shapes, Stack, Symmetry, Table
 from transfusion.errors import ArchitectureError, listing
 
 _BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+|(?P<kind>[a-z]\w*))?\}")
@@ -46,8 +45,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
             )
         rows[row.name] = row
     buffers = frozenset(reader.buffers()) & shapes.keys()
-    _refuse_unclaimed(family, [name for name in shapes if name not in rows and name not in buffers])
-    _refuse_missing(family, rows, shapes)
+    _refuse_misfits(family, rows, shapes, buffers)
     tensors = {name: row.layout for name, row in rows.items() if name in shapes}
     sizes = _sizes(family, tensors, shapes, reader)
     spaces = {
@@ -59,7 +57,7 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
         family=family,
         spaces=spaces,
         tensors=tensors,
-        heads=frozenset(name for name in tensors if rows[name].head),
+        task_heads=frozenset(name for name in tensors if rows[name].head),
         scales=frozenset(name for name in tensors if rows[name].scale),
         buffers=buffers,
         shortcuts=tuple(reader.shortcuts()),
@@ -102,23 +100,17 @@ def _refuse_nonsense(family: str, table: Table, tensors: int) -> None:
             )
 
 
-def _refuse_unclaimed(family: str, unclaimed: list[str]) -> None:
-    if unclaimed:
+def _refuse_misfits(family: str, rows: Mapping[str, _Row], shapes: Shapes, buffers: Set[str]) -> None:
+    """Refuse tensors that no row describes, and rows without their tensor."""
+    if unclaimed := [name for name in shapes if name not in rows and name not in buffers]:
         raise ArchitectureError(
             f"{family}: {len(unclaimed)} tensor(s) that the table does not know: {listing(unclaimed)}",
             hint="the model has parts that this architecture's table does not describe, or config.json"
             " belongs to another model; nothing is moved that is not understood",
         )
-
-
-def _refuse_missing(family: str, rows: Mapping[str, _Row], shapes: Shapes) -> None:
     present = {row.pattern for name, row in rows.items() if name in shapes}
-    missing = [
-        row.name
-        for row in rows.values()
-        if row.name not in shapes and (not row.optional or row.pattern in present)
-    ]
-    if missing:
+    absent = (row for name, row in rows.items() if name not in shapes)
+    if missing := [row.name for row in absent if not row.optional or row.pattern in present]:
         raise ArchitectureError(
             f"{family}: {len(missing)} tensor(s) missing from the checkpoint: {listing(missing)}",
             hint="the download may be incomplete, or config.json belongs to another model",
@@ -128,28 +120,23 @@ def _refuse_missing(family: str, rows: Mapping[str, _Row], shapes: Shapes) -> No
 def _sizes(
     family: str, tensors: Mapping[str, Layout], shapes: Shapes, reader: _TableReader
 ) -> dict[str, int]:
-    sizes = {
-        id: size
-        for layout in tensors.values()
-        for id in layout.names()
-        if (size := reader.given_size(id)) is not None
-    }
+    given = {id: reader.given_size(id) for layout in tensors.values() for id in layout.names()}
+    sizes = {id: size for id, size in given.items() if size is not None}
     waiting = dict(tensors)
     while waiting:
-        undecided: dict[str, Layout] = {}
-        for name, layout in waiting.items():
+        before = len(waiting)
+        for name, layout in list(waiting.items()):
             sizes |= solve_sizes(layout, shapes[name], sizes, name)
-            if not all(id in sizes for id in layout.names()):
-                undecided[name] = layout
-        if len(undecided) == len(waiting):
-            name, layout = next(iter(undecided.items()))
+            if sizes.keys() >= set(layout.names()):
+                del waiting[name]
+        if len(waiting) == before:
+            name, layout = next(iter(waiting.items()))
             unknown = [id for id in layout.names() if id not in sizes]
             raise ArchitectureError(
                 f"{family}: the sizes of {listing(unknown)} do not follow from any shape"
                 f" (for instance {name}: '{layout}', {shapes[name]})",
                 hint="give one of them in the table's sizes",
             )
-        waiting = undecided
     return sizes
 
 
@@ -188,13 +175,12 @@ class _TableReader:
 
     def buffers(self) -> Iterator[str]:
         deepest = max(stack.depth for stack in self.table.stacks)
-        for pattern in self.table.buffers.split():
+        for pattern in self.table.buffers:
             yield from (pattern.replace("{}", str(i)) for i in range(deepest))
 
     def shortcuts(self) -> Iterator[Shortcut]:
         for stack in self.table.stacks:
-            for line in stack.shortcuts.strip().splitlines():
-                entry, source, _, target, branch = line.split()
+            for entry, source, target, branch in stack.shortcuts.values():
                 for i in blocks_of(entry, stack):
                     yield Shortcut(
                         _BLOCK.sub(str(i), entry),
@@ -204,12 +190,10 @@ class _TableReader:
                         stack.branch_factor,
                     )
 
-    def _expand(self, text: str, stack: Stack | None) -> Iterator[_Row]:
-        """The rows of a text; lines about blocks repeat block by block, in the order written."""
+    def _expand(self, rows: Rows, stack: Stack | None) -> Iterator[_Row]:
+        """The rows of all blocks; rows about blocks repeat block by block, in the order written."""
         block: list[tuple[frozenset[int], str, str]] = []
-        lines = [line.strip() for line in text.strip().splitlines() if not line.strip().startswith("#")]
-        for line in [*lines, ""]:
-            pattern, _, layout = line.partition(" ")
+        for pattern, layout in [*rows.items(), ("", "")]:
             if stack is not None and _BLOCK.search(pattern):
                 block.append((blocks_of(pattern, stack), pattern, layout))
                 continue
@@ -222,15 +206,16 @@ class _TableReader:
                 yield from self._row(pattern, layout, stack, 0)
 
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
-        axes = text.strip().removeprefix("scale ")
+        marked = text.removeprefix("optional ")
+        axes = marked.removeprefix("scale ")
+        optional, scale = marked != text, axes != marked
         layout = parse(axes).rename(lambda name: self._resolve(name, stack, i))
-        scale, optional = axes != text.strip(), pattern.endswith("?")
         if scale and (layout.arrow or len(layout.items) != 1):
             raise ArchitectureError(
                 f"the table calls {pattern} a scale, but '{layout}' is not one dimension without an arrow",
                 hint="a scale is a vector that multiplies the units of an axis; remove the word 'scale'",
             )
-        name = _BLOCK.sub(str(i), pattern.removesuffix("?"))
+        name = _BLOCK.sub(str(i), pattern)
         if not name.endswith(".*"):
             yield _Row(name, layout, pattern, optional, scale)
             return
@@ -259,24 +244,13 @@ class _TableReader:
             self.specs.setdefault(id, Space(id, base, 0, Symmetry.PERMUTATION, stream=stream))
             return self.same_point.get(id, id)
         axis = self._declaration(base, stack)
-        prefix = {
-            "layer": f"{stack.name}.{i}." if stack else "",
-            "stack": f"{stack.name}." if stack else "",
-            "model": "",
-        }[axis.scope]
-        id = prefix + base
-        self.specs.setdefault(
-            id,
-            Space(
-                id,
-                base,
-                0,
-                axis.group,
-                parent=self._resolve(axis.within, stack, i) if axis.within else None,
-                tied_with=self._resolve(axis.tied_with, stack, i) if axis.tied_with else None,
-                why=axis.why,
-            ),
-        )
+        prefixes = {"layer": f"{stack.name}.{i}.", "stack": f"{stack.name}."} if stack else {}
+        id = prefixes.get(axis.scope, "") + base
+        if id not in self.specs:
+            parent, tied_with = (
+                self._resolve(other, stack, i) if other else None for other in (axis.within, axis.tied_with)
+            )
+            self.specs[id] = Space(id, base, 0, axis.group, parent, None, tied_with, axis.why)
         return id
 
     def _declaration(self, name: str, stack: Stack | None) -> Axis:

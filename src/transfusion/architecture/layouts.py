@@ -18,9 +18,11 @@ either `index_map` (where each position of a dimension comes from when its axes 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise, product
 from math import prod
 from typing import Any, TypeAlias
 
@@ -131,80 +133,66 @@ class Layout:
 
         Head in ``(head qk)``; both group and rep in ``(group rep qk)``, where qk lies within group.
         """
-        return {name for item in self.items for name in _enclosing(item, parents)}
+        found: set[str] = set()
+        for items in self._products():
+            for place, child in enumerate(items):
+                later = {parents.get(name) for other in items[place + 1 :] for name in names_in(other)}
+                if isinstance(child, Name) and (later - {None}) & {child.text, parents.get(child.text)}:
+                    found.add(child.text)
+        return found
 
     def pairs(self, parent: str, child: str) -> bool:
         """Return whether an axis follows its parent directly wherever it occurs: ``(head qk)``."""
-        items = [place for item in self.items for place in _before(item, child)]
-        return all(before == Name(parent) for before in items)
+        pairs = [pair for items in self._products() for pair in pairwise(items)]
+        times = sum(name == child for item in self.items for name in names_in(item))
+        return pairs.count((Name(parent), Name(child))) == times
 
     def flattened(self, pairs: Mapping[str, str]) -> Layout:
         """Return the layout with every ``(parent child)`` of these pairs written as ``child``."""
         return Layout(tuple(_flattened(item, pairs) for item in self.items), self.arrow, self.split)
 
+    def _products(self) -> Iterator[tuple[Item, ...]]:
+        """Yield the items of every product."""
+        waiting = list(self.items)
+        while waiting:
+            item = waiting.pop()
+            waiting += _children(item)
+            if isinstance(item, Product):
+                yield item.items
+
+
+def _children(item: Item) -> tuple[Item, ...]:
+    match item:
+        case Name():
+            return ()
+        case Product(items) | Concat(items):
+            return items
+
 
 def names_in(item: Item) -> Iterator[str]:
     """Return the axes of one item in order, with repetitions, without `_`."""
-    match item:
-        case Name(text):
-            if text != ANONYMOUS:
-                yield text
-        case Product(children) | Concat(children):
-            for child in children:
-                yield from names_in(child)
+    if isinstance(item, Name) and item.text != ANONYMOUS:
+        yield item.text
+    for child in _children(item):
+        yield from names_in(child)
 
 
 def _rename(item: Item, new_name: Callable[[str], str]) -> Item:
-    match item:
-        case Name(text):
-            return item if text == ANONYMOUS else Name(new_name(text))
-        case Product(items):
-            return Product(tuple(_rename(child, new_name) for child in items))
-        case Concat(parts):
-            return Concat(tuple(_rename(child, new_name) for child in parts))
-
-
-def _enclosing(item: Item, parents: Mapping[str, str]) -> Iterator[str]:
-    match item:
-        case Product(items):
-            for place, child in enumerate(items):
-                later = [name for other in items[place + 1 :] for name in names_in(other)]
-                family = {parents[name] for name in later if name in parents}
-                if isinstance(child, Name) and family & {child.text, parents.get(child.text)}:
-                    yield child.text
-                yield from _enclosing(child, parents)
-        case Concat(parts):
-            for part in parts:
-                yield from _enclosing(part, parents)
-
-
-def _before(item: Item, name: str, previous: Item | None = None) -> Iterator[Item | None]:
-    """Return the item before an axis in its product, for every occurrence."""
-    match item:
-        case Name(text):
-            if text == name:
-                yield previous
-        case Product(items):
-            for before, child in zip((None, *items), items, strict=False):
-                yield from _before(child, name, before)
-        case Concat(parts):
-            for part in parts:
-                yield from _before(part, name)
+    if isinstance(item, Name):
+        return item if item.text == ANONYMOUS else Name(new_name(item.text))
+    return type(item)(tuple(_rename(child, new_name) for child in _children(item)))
 
 
 def _flattened(item: Item, pairs: Mapping[str, str]) -> Item:
-    match item:
-        case Name():
-            return item
-        case Concat(parts):
-            return Concat(tuple(_flattened(part, pairs) for part in parts))
-        case Product(items):
-            kept: list[Item] = []
-            for child in items:
-                if isinstance(child, Name) and child.text in pairs and kept[-1:] == [Name(pairs[child.text])]:
-                    kept.pop()
-                kept.append(_flattened(child, pairs))
-            return kept[0] if len(kept) == 1 else Product(tuple(kept))
+    if isinstance(item, Name):
+        return item
+    kept: list[Item] = []
+    for child in _children(item):
+        follows = isinstance(child, Name) and kept[-1:] == [Name(pairs.get(child.text, ""))]
+        if follows and isinstance(item, Product):
+            kept.pop()
+        kept.append(_flattened(child, pairs))
+    return kept[0] if len(kept) == 1 else type(item)(tuple(kept))
 
 
 _TOKEN = re.compile(r"\s*(<-|->|[()\[\]|]|[A-Za-z_][\w.]*(?:@\w+)?|\S)")
@@ -214,69 +202,65 @@ _NAME = re.compile(r"_|[A-Za-z][\w.]*(@\w+)?")
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Layout:
     """Read a layout string; a `LayoutError` points at the character that is wrong."""
-    return _Parser(text).layout()
+    reader = _Reader(text)
+    items: list[Item] = []
+    arrow, split = None, 0
+    while token := reader.next:
+        if token in ("<-", "->"):
+            if arrow is not None:
+                raise reader.wrong("a layout has at most one arrow")
+            if not items:
+                raise reader.wrong("an arrow needs an axis before it")
+            arrow, split = reader.take(), len(items)
+        else:
+            items.append(reader.item(nested=False))
+    if arrow is not None and split == len(items):
+        raise reader.wrong("an arrow needs an axis after it")
+    return Layout(tuple(items), arrow, split)
 
 
-class _Parser:
+class _Reader:
+    """Reads the items of a layout, token by token."""
+
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = [(match.group(1), match.start(1)) for match in _TOKEN.finditer(text)]
-        self.place = 0
+        self.text, self.place = text, 0
+        self.tokens = [(match[1], match.start(1)) for match in _TOKEN.finditer(text)] + [("", len(text))]
 
-    def layout(self) -> Layout:
-        items: list[Item] = []
-        arrow, split = None, 0
-        while (token := self.peek()) is not None:
-            if token in ("<-", "->"):
-                if arrow is not None:
-                    raise self.wrong("a layout has at most one arrow")
-                if not items:
-                    raise self.wrong("an arrow needs an axis before it")
-                arrow, split = self.take(), len(items)
-            else:
-                items.append(self.item(nested=False))
-        if arrow is not None and split == len(items):
-            raise self.wrong("an arrow needs an axis after it")
-        return Layout(tuple(items), arrow, split)
+    @property
+    def next(self) -> str:
+        """The next token; empty at the end."""
+        return self.tokens[self.place][0]
+
+    def take(self) -> str:
+        self.place += 1
+        return self.tokens[self.place - 1][0]
 
     def item(self, *, nested: bool) -> Item:
-        token = self.peek()
-        if token == "(":
-            return Product(self.children("(", ")", None))
-        if token == "[":
-            return Concat(self.children("[", "]", "|"))
-        if token is None or not _NAME.fullmatch(token):
+        if self.next == "(":
+            return Product(self.children(")", ""))
+        if self.next == "[":
+            return Concat(self.children("]", "|"))
+        if not _NAME.fullmatch(self.next):
             raise self.wrong("expected an axis name, '(' or '['")
-        if nested and token == ANONYMOUS:
+        if nested and self.next == ANONYMOUS:
             raise self.wrong("'_' stands for a whole dimension; inside brackets give the axis a name")
         return Name(self.take())
 
-    def children(self, opening: str, closing: str, separator: str | None) -> tuple[Item, ...]:
-        self.take()
-        items = [self.item(nested=True)]
-        while self.peek() != closing:
-            if self.peek() is None:
+    def children(self, closing: str, separator: str) -> tuple[Item, ...]:
+        opening, items = self.take(), [self.item(nested=True)]
+        while self.next != closing:
+            if not self.next:
                 raise self.wrong(f"'{opening}' is never closed; add '{closing}'")
-            if separator:
-                if self.peek() != separator:
-                    raise self.wrong(f"expected '{separator}' or '{closing}'")
-                self.take()
+            if separator and self.take() != separator:
+                raise self.wrong(f"expected '{separator}' or '{closing}'", back=1)
             items.append(self.item(nested=True))
         self.take()
         if len(items) == 1:
             raise self.wrong(f"'{opening}{closing}' needs at least two items", back=1)
         return tuple(items)
 
-    def peek(self) -> str | None:
-        return self.tokens[self.place][0] if self.place < len(self.tokens) else None
-
-    def take(self) -> str:
-        self.place += 1
-        return self.tokens[self.place - 1][0]
-
     def wrong(self, reason: str, back: int = 0) -> LayoutError:
-        place = self.place - back
-        column = self.tokens[place][1] if place < len(self.tokens) else len(self.text)
+        column = self.tokens[self.place - back][1]
         return LayoutError(
             f"layout {self.text!r}, column {column + 1}: {reason}",
             hint=f"{self.text}\n      {' ' * column}^",
@@ -285,19 +269,16 @@ class _Parser:
 
 # ── sizes of axes, worked out from the shapes of tensors ─────────────────────────────────────
 
-_Terms: TypeAlias = dict[tuple[str, ...], int]
+_Terms: TypeAlias = Counter[tuple[str, ...]]
 """A size as a polynomial: the factor of every product of unknown axes."""
 
 
 def size_of(item: Item, sizes: Mapping[str, int]) -> int:
     """Return the extent of an item whose axes all have known sizes."""
-    match item:
-        case Name(text):
-            return sizes[text]
-        case Product(items):
-            return prod(size_of(child, sizes) for child in items)
-        case Concat(parts):
-            return sum(size_of(child, sizes) for child in parts)
+    if isinstance(item, Name):
+        return sizes[item.text]
+    extents = (size_of(child, sizes) for child in _children(item))
+    return prod(extents) if isinstance(item, Product) else sum(extents)
 
 
 def solve_sizes(
@@ -307,15 +288,20 @@ def solve_sizes(
 
     An axis may stay undetermined (a product of two unknown axes): another tensor may determine it.
     """
-    if len(shape) != len(layout.items):
-        raise _misfit(
-            layout,
-            shape,
-            known,
-            tensor,
-            f"the layout has {len(layout.items)} dimensions and the tensor {len(shape)}",
-        )
     found: dict[str, int] = {}
+
+    def misfit(reason: str) -> LayoutError:
+        given = {**known, **found}
+        sizes = ", ".join(f"{name}={given[name]}" for name in layout.names() if name in given)
+        return LayoutError(
+            f"{tensor} of shape {tuple(shape)} does not fit its layout '{layout}': {reason}"
+            + (f" (known sizes: {sizes})" if sizes else ""),
+            hint="check that config.json belongs to these weights; if it does, the table of this"
+            " architecture needs another layout for this tensor",
+        )
+
+    if len(shape) != len(layout.items):
+        raise misfit(f"the layout has {len(layout.items)} dimensions and the tensor {len(shape)}")
     progress = True
     while progress:
         progress = False
@@ -326,50 +312,28 @@ def solve_sizes(
             constant = terms.pop((), 0)
             if not terms:
                 if constant != extent:
-                    reason = f"dimension {dim} is {item} = {constant}, the tensor has {extent}"
-                    raise _misfit(layout, shape, {**known, **found}, tensor, reason)
+                    raise misfit(f"dimension {dim} is {item} = {constant}, the tensor has {extent}")
             elif len(terms) == 1 and len(unknown := next(iter(terms))) == 1:
                 size, rest = divmod(extent - constant, terms[unknown])
                 if rest or size <= 0:
-                    reason = f"dimension {dim} is {item}, and no size of {unknown[0]} makes it {extent}"
-                    raise _misfit(layout, shape, {**known, **found}, tensor, reason)
+                    raise misfit(f"dimension {dim} is {item}, and no size of {unknown[0]} makes it {extent}")
                 found[unknown[0]] = size
                 progress = True
     return found
 
 
 def _terms(item: Item, known: Mapping[str, int]) -> _Terms:
-    match item:
-        case Name(text):
-            return {(): known[text]} if text in known else {(text,): 1}
-        case Concat(parts):
-            total: _Terms = {}
-            for part in parts:
-                for unknown, factor in _terms(part, known).items():
-                    total[unknown] = total.get(unknown, 0) + factor
-            return total
-        case Product(items):
-            result: _Terms = {(): 1}
-            for child in items:
-                product: _Terms = {}
-                for left, a in result.items():
-                    for right, b in _terms(child, known).items():
-                        key = tuple(sorted(left + right))
-                        product[key] = product.get(key, 0) + a * b
-                result = product
-            return result
-
-
-def _misfit(
-    layout: Layout, shape: Sequence[int], known: Mapping[str, int], tensor: str, reason: str
-) -> LayoutError:
-    sizes = ", ".join(f"{name}={known[name]}" for name in layout.names() if name in known)
-    return LayoutError(
-        f"{tensor} of shape {tuple(shape)} does not fit its layout '{layout}': {reason}"
-        + (f" (known sizes: {sizes})" if sizes else ""),
-        hint="check that config.json belongs to these weights; if it does, the table of this"
-        " architecture needs another layout for this tensor",
-    )
+    if isinstance(item, Name):
+        return Counter({(): known[item.text]} if item.text in known else {(item.text,): 1})
+    result: _Terms = Counter({(): 1} if isinstance(item, Product) else {})
+    for terms in (_terms(child, known) for child in _children(item)):
+        if isinstance(item, Concat):
+            result.update(terms)
+            continue
+        left, result = result, Counter()
+        for (one, a), (other, b) in product(left.items(), terms.items()):
+            result[tuple(sorted(one + other))] += a * b
+    return result
 
 
 # ── maps of positions, and pieces whose dimensions are single axes ───────────────────────────
@@ -393,47 +357,39 @@ def index_map(
     """
     if not any(name in permutations for name in names_in(item)):
         return None
+    layout = Layout((*map(Name, outside), item))
+    shape = (*(sizes[name] for name in outside), size_of(item, sizes))
+    source = np.broadcast_to(np.arange(shape[-1]), shape).copy()
+    target = np.empty_like(source)
+    pieces = zip(explode(target, layout, sizes), explode(source, layout, sizes), strict=True)
+    for (new, factors), (old, _) in pieces:  # views, in which every dimension is a single axis
+        places = np.indices(new.shape, sparse=True)
+        names = [factor.name for factor in factors]
+        at = dict(zip(names, places, strict=True))
+        index = [
+            permutations[name][_row(name, at, sizes, parents, item), place]
+            if name in permutations and name not in outside
+            else place
+            for name, place in zip(names, places, strict=True)
+        ]
+        new[...] = old[tuple(index)]
+    return target
 
-    def row_of(name: str, places: Mapping[str, Index], shape: tuple[int, ...]) -> Index:
-        """Return the row that its ancestors select, for every destination position so far."""
-        parent = parents.get(name)
-        if parent is None:
-            return np.zeros(shape, dtype=np.int64)
-        if parent not in places:
-            raise LayoutError(
-                f"axis {name} lies within {parent}, which does not enclose it in '{item}'",
-                hint=f"write the two together, as in ({parent} {name}), or give {parent} a"
-                " dimension of its own before this one",
-            )
-        return row_of(parent, places, shape) * sizes[parent] + places[parent]
 
-    def sources(item: Item, places: Mapping[str, Index], shape: tuple[int, ...]) -> Index:
-        """Return the source within this item for every destination position: shape (*shape, size)."""
-        match item:
-            case Name(text):
-                if (permutation := permutations.get(text)) is not None:
-                    return permutation[row_of(text, places, shape)]
-                return np.broadcast_to(np.arange(sizes[text]), (*shape, sizes[text]))
-            case Concat(parts):
-                blocks, offset = [], 0
-                for part in parts:
-                    blocks.append(sources(part, places, shape) + offset)
-                    offset += size_of(part, sizes)
-                return np.concatenate(blocks, axis=-1)
-            case Product(items):
-                total: Index = np.zeros(shape, dtype=np.int64)
-                here, inner = dict(places), shape
-                for child in items:
-                    size = size_of(child, sizes)
-                    total = total[..., None] * size + sources(child, here, inner)
-                    inner = (*inner, size)
-                    here = {name: np.broadcast_to(at[..., None], inner) for name, at in here.items()}
-                    if isinstance(child, Name):
-                        here[child.text] = np.broadcast_to(np.arange(size), inner)
-                return total.reshape(*shape, -1)
-
-    around = tuple(sizes[name] for name in outside)
-    return sources(item, dict(zip(outside, np.indices(around), strict=True)), around)
+def _row(
+    name: str, at: Mapping[str, Index], sizes: Mapping[str, int], parents: Mapping[str, str], item: Item
+) -> Index | int:
+    """Return the row of an axis's permutations that the places of its ancestors select."""
+    parent = parents.get(name)
+    if parent is None:
+        return 0
+    if parent not in at:
+        raise LayoutError(
+            f"axis {name} lies within {parent}, which does not enclose it in '{item}'",
+            hint=f"write the two together, as in ({parent} {name}), or give {parent} a"
+            " dimension of its own before this one",
+        )
+    return _row(parent, at, sizes, parents, item) * sizes[parent] + at[parent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +405,7 @@ def explode(array: Any, layout: Layout, sizes: Mapping[str, int]) -> list[tuple[
 
     Concatenations are split and products unfolded. ``array`` is a NumPy array or a torch tensor.
     """
-    whole = [(item, dim) for dim, item in enumerate(layout.items)]
-    return list(_pieces(array, whole, sizes))
+    return list(_pieces(array, [(item, dim) for dim, item in enumerate(layout.items)], sizes))
 
 
 def _pieces(
@@ -458,18 +413,16 @@ def _pieces(
 ) -> Iterator[tuple[Any, list[AxisFactor]]]:
     for place, (item, dim) in enumerate(items):
         before, after = items[:place], items[place + 1 :]
+        extents = [size_of(child, sizes) for child in _children(item)]
         if isinstance(item, Product):
-            extents = [size_of(child, sizes) for child in item.items]
             shape = (*array.shape[:place], *extents, *array.shape[place + 1 :])
             inner = [(child, dim) for child in item.items]
             yield from _pieces(array.reshape(shape), [*before, *inner, *after], sizes)
             return
         if isinstance(item, Concat):
-            start = 0
-            for part in item.parts:
-                stop = start + size_of(part, sizes)
-                cut = array[(slice(None),) * place + (slice(start, stop),)]
+            stops = accumulate(extents)
+            for part, extent, stop in zip(item.parts, extents, stops, strict=True):
+                cut = array[(slice(None),) * place + (slice(stop - extent, stop),)]
                 yield from _pieces(cut, [*before, (part, dim), *after], sizes)
-                start = stop
             return
     yield array, [AxisFactor(item.text, dim) for item, dim in items if isinstance(item, Name)]

@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 
 from transfusion.architecture.table import Family, Shapes
 from transfusion.errors import ArchitectureError
@@ -117,19 +117,6 @@ class OriginalModule:
     rest: int | None = None
     """The part that has the rest of the rows, if the parts differ in size."""
 
-    def heights(self, rows: int, inputs: int | None, name: str) -> tuple[int, ...]:
-        """Return the rows of each part, of ``rows`` rows of a module with so many inputs."""
-        count = len(self.parts)
-        left = rows - (count - 1) * (inputs or 0)
-        if self.rest is None and rows and rows % count == 0:
-            return (rows // count,) * count
-        if self.rest is None or not inputs or left < 1:
-            raise ArchitectureError(
-                f"{name} has {rows} rows, which cannot be divided among {' | '.join(self.parts)}",
-                hint="is this the right file? the download may be incomplete",
-            )
-        return tuple(left if part == self.rest else inputs for part in range(count))
-
 
 class OriginalNames:
     """The authors' names of one family, for models with so many blocks.
@@ -180,21 +167,28 @@ def without_prefix(name: str) -> str:
     return name.removeprefix(prefix)
 
 
-def split_rows(names: OriginalNames, name: str, shapes: Shapes) -> list[tuple[str, slice]] | None:
-    """Return the tensors of ours in a stored one, with the rows of each; None if its name is unknown."""
+def split_rows(names: OriginalNames, name: str, shapes: Shapes) -> list[tuple[str, slice | None]] | None:
+    """Return the tensors of ours in a stored one, with the rows of each, or None for all; None if its name
+    is unknown.
+    """
     module = names.module(name)
     if module is None:
         return None
     if len(module.parts) == 1:
-        return [(module.parts[0], slice(None))]
+        return [(module.parts[0], None)]
     weight = shapes.get(f"{name.rpartition('.')[0]}.weight", ())
-    rows = shapes[name][0] if shapes[name] else 0
-    heights = module.heights(rows, weight[1] if len(weight) > 1 else None, name)
-    ends = [sum(heights[: part + 1]) for part in range(len(heights))]
-    return [
-        (part, slice(end - height, end))
-        for part, height, end in zip(module.parts, heights, ends, strict=True)
-    ]
+    rows, count = shapes[name][0] if shapes[name] else 0, len(module.parts)
+    each = rows // count if module.rest is None else weight[1] if len(weight) > 1 else 0
+    heights = [each] * count
+    if module.rest is not None:
+        heights[module.rest] = rows - (count - 1) * each
+    if min(each, *heights) < 1 or sum(heights) != rows:
+        raise ArchitectureError(
+            f"{name} has {rows} rows, which cannot be divided among {' | '.join(module.parts)}",
+            hint="is this the right file? the download may be incomplete",
+        )
+    ends = zip(module.parts, heights, accumulate(heights), strict=True)
+    return [(part, slice(end - height, end)) for part, height, end in ends]
 
 
 @cache

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Config: TypeAlias = Mapping[str, Any]
+WRONG_FILE = "fetch the config.json that belongs to these weights"
+"""The hint where a configuration does not fit its weights."""
 ANGLES = "rotary positions rotate each pair of units by its own angle"
 
 
@@ -49,35 +51,43 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
     return Axis(name, Symmetry.FIXED, within, scope, None, why)
 
 
-def rotary(name: str, within: str | None, *, interleaved: bool = False) -> Axis:
-    """Return the axis of q and k under rotary positions: pairs of units rotate within each ``within``."""
-    group = Symmetry.INTERLEAVED if interleaved else Symmetry.ROTARY
-    return Axis(name, group, within, why=ANGLES)
+Rows: TypeAlias = dict[str, str]
+"""The layout of each tensor, by its name; see `rows_of`."""
 
 
-@dataclass(frozen=True)
+def rows_of(text: str) -> Rows:
+    """Read rows, one per line: ``name  layout``.
+
+    A name that ends in ``.*`` is a module with a weight and perhaps a bias: the bias has the output's axes if
+    the layout has an arrow, and the weight's otherwise. ``scale`` before a layout: a vector that multiplies
+    the units of the axis, as the weight of a norm or LayerScale; the bias of ``.*`` is not. ``?`` after a
+    name: the tensor may be absent; it becomes the word ``optional`` before the layout.
+    """
+    found: Rows = {}
+    for line in text.strip().splitlines():
+        name, _, layout = line.strip().partition(" ")
+        found[name.removesuffix("?")] = "optional " * name.endswith("?") + layout.strip()
+    return found
+
+
+@dataclass
 class Stack:
     """A column of equal blocks, usually on one residual stream, with what stands before and after it.
 
-    ``rows`` has one line per tensor, ``name  layout``; ``{}`` in a name is the number of the block,
-    ``{1+}`` the same in a row that only the blocks from 1 on have, and ``{kind}`` in a row that only the
-    blocks of a kind have, whose numbers are in ``kinds``. A name that ends in ``.*`` is
-    a module with a weight and perhaps a bias: the bias has the output's axes if the layout has an
-    arrow, and the weight's otherwise. ``?`` after a name: may be absent. ``scale`` before a layout: a vector
-    that multiplies the units of the axis, as the weight of a norm or LayerScale; the bias of ``.*`` is not.
-
-    ``shortcuts`` has one line per residual connection, ``entry  from -> to  branch``: the stream goes in at
-    module *entry*, and the output of module *branch* is added to it.
+    ``{}`` in the name of a row is the number of the block, ``{1+}`` the same in a row that only the blocks
+    from 1 on have, and ``{kind}`` in a row that only the blocks of a kind have.
     """
 
     name: str
     depth: int
-    rows: str
-    axes: tuple[Axis, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    shortcuts: str = ""
-    points: tuple[str, ...] = ("x", "y")
-    kinds: Mapping[str, Collection[int]] = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
+    axes: tuple[Axis, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+    shortcuts: dict[tuple[str, ...], tuple[str, str, str, str]] = field(default_factory=dict)
+    """Residual connections (entry, from, to, branch): the stream goes in at module *entry*, and the output of
+    module *branch* is added to it. The first word of a key is the point that one comes from."""
+    points: tuple[str, ...] = ("x", "y", "z")
+    kinds: dict[str, Collection[int]] = field(default_factory=dict)
     """Kinds of blocks, where not all blocks are alike: the numbers of the blocks of each kind."""
     branch_factor: float = 1.0
     """What the output of every branch is multiplied by before it is added to the stream."""
@@ -88,37 +98,36 @@ class Stack:
     its addition leaves no place for P_out P_inᵀ, or all blocks share one modulation of the stream."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
     """The rows, axes and ends of all models of one configuration."""
 
-    stacks: tuple[Stack, ...]
-    axes: tuple[Axis, ...] = ()
-    rows: str = ""
+    stacks: list[Stack] = field(default_factory=list)
+    axes: list[Axis] = field(default_factory=list)
+    rows: Rows = field(default_factory=dict)
     """Rows outside the stacks; ``stack.x@last`` names a point of a stream there."""
-    heads: str = ""
+    heads: Rows = field(default_factory=dict)
     """Rows, all optional, that base models may lack and fine-tunes may have."""
-    buffers: str = ""
+    buffers: list[str] = field(default_factory=list)
     """Tensors that older releases of the library stored and that never move."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of axes that belong to no stack."""
-    unified: tuple[tuple[str, str], ...] = ()
+    unified: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of stream points that one shared tensor forces to be the same (tied embeddings)."""
-    pinned: Mapping[str, str] = field(default_factory=dict)
+    pinned: dict[str, str] = field(default_factory=dict)
     """Stream points that cannot move, with the reason, such as values that the code writes there."""
     unrotated: str = ""
     """Why the stream may be permuted, but not rotated, after norms are folded; empty if it may."""
-    ties: Mapping[str, str] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
     """Second names of tied tensors: second name → first name."""
-    outputs: Mapping[str, str | None] = field(default_factory=dict)
+    outputs: dict[str, str | None] = field(default_factory=dict)
     """Outputs of the live model whose last dimension is an axis that may move; None for an output
     that is in different spaces in different releases of the library, or serves training only, and is
     not compared."""
 
     def has_head(self, name: str) -> bool:
         """Whether a tensor of this name is a task head."""
-        rows = (line.split() for line in self.heads.splitlines())
-        return any(fnmatchcase(name, row[0]) for row in rows if row)
+        return any(fnmatchcase(name, pattern) for pattern in self.heads)
 
 
 @dataclass(frozen=True)
@@ -174,8 +183,6 @@ class Family:
     inputs: tuple[str, ...] = ()
     """The kind of input of a live model: ``image``, ``patches`` (an image in patches), ``tokens``,
     ``spectrogram``, ``waveform``."""
-    probes: Callable[[Config], Mapping[str, Any]] | None = None
-    """Inputs for a live model, by name, where those kinds do not fit."""
     draws: Callable[[Config], Mapping[str, Draw]] | None = None
     """How inputs for a live model are drawn, by name, where those kinds do not fit."""
     frame: Callable[[Config], tuple[int, int, int]] | None = None
@@ -212,11 +219,8 @@ class Family:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name only: the architecture already has everything else."""
-        return _named, (self.name, self.library)
+        return Family, (self.name, self.library, _elsewhere)
 
 
-def _named(name: str, library: str) -> Family:
-    def table(config: Config, names: frozenset[str]) -> Table:
-        raise NotImplementedError(f"the table of {name} is where the model was opened")
-
-    return Family(name, library, table)
+def _elsewhere(config: Config, names: frozenset[str]) -> Table:
+    raise NotImplementedError("the table is where the model was opened")

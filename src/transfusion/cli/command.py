@@ -7,6 +7,8 @@ of its name and prints what that returns.
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
@@ -17,8 +19,8 @@ from typing import Annotated, Any, Protocol
 import typer
 
 import transfusion
+from transfusion.cli import without_collection
 from transfusion.cli.console import VERB, Messages, results_apart
-from transfusion.cli.lazy_import import load_library
 from transfusion.errors import SettingError
 from transfusion.runtime.settings import Setting, described
 
@@ -67,12 +69,10 @@ def command(verb: Verb) -> Callable[..., None]:
         as_json, quiet = values["as_json"], values.get("quiet", False)
         messages = Messages(quiet=quiet, verbose=values.get("verbose", False))
         given = {name: _checked(name, values[name]) for name in names}
-        with messages.bar(text="loading libraries"):
-            load_library(verb.name)
-        if (file := given.get("architecture")) is not None:
-            from transfusion.families import register_file
-
-            register_file(file)
+        if "torch" not in sys.modules:
+            with messages.bar(text="loading libraries"), without_collection():
+                getattr(transfusion, verb.name, None)
+                gc.freeze()  # the collector passes over what was imported
         function = verb.function or getattr(transfusion, verb.name)
         if verb.dry and values["dry_run"]:
             function = getattr(import_module(verb.dry), f"plan_{verb.name}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -153,17 +152,6 @@ def show(result: Mapping[str, Any], as_json: bool, text: str) -> None:
         print_json(result)
     else:
         out.print(printable(text), markup=False)
-
-
-def show_result(result: Mapping[str, Any], view: Any, files: Sequence[Path | None], as_json: bool) -> None:
-    """Print a result as a table, or for programs, with the files that it was written to."""
-    if as_json:
-        print_json(result)
-        return
-    out.print(view)
-    for file in files:
-        if file is not None:
-            out.print(f"written to {file}", markup=False)
 
 
 @contextmanager

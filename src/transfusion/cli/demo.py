@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from transfusion.cli.console import Messages, out, print_json
+from transfusion.cli.views import columns, gain, score
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.runtime.run_record import COMMAND
 from transfusion.runtime.settings import setting, verb
@@ -24,8 +25,6 @@ TITLES = {
     },
     "onto_successor": {"digits": "The same onto a successor of A whose units are shuffled"},
 }
-FAINT = 0.05
-"""Smaller gains in points have no colour."""
 
 
 @dataclass(frozen=True)
@@ -84,41 +83,6 @@ def tables(result: dict[str, Any]) -> RenderableType:
     for key, titles in TITLES.items():
         if key in result:
             parts += ["", _table(titles[result["demo"]], result[key])]
-    return Group(*parts, "", Text(_below(result), style="dim"))
-
-
-def _table(title: str, metadata: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    table.add_column("")
-    for column in ("task", "gain", "of the gap", "support", "gain"):
-        table.add_column(column, justify="right")
-    for row in metadata["models"]:
-        gain, share = row["gain"], row["share"]
-        last = row["model"] == metadata["ceiling"]
-        if last:
-            table.add_section()
-        table.add_row(
-            row["name"],
-            f"{100 * row['task']['value']:.1f}",
-            _signed(gain and gain["task"]),
-            Text("100%" if last else "") if share is None else _signed(100 * share, "%", 0),
-            f"{100 * row['support']['value']:.1f}",
-            _signed(gain and gain["support"]),
-            style="dim" if gain is None else "italic" if last else "",
-        )
-    return table
-
-
-def _signed(value: float | None, unit: str = "", digits: int = 1) -> Text:
-    """A gain in its colour, with its sign."""
-    if value is None:
-        return Text("")
-    style = "green" if value > FAINT else "red" if value < -FAINT else "dim"
-    return Text(f"{value:+.{digits}f}{unit}", style=style)
-
-
-def _below(result: dict[str, Any]) -> str:
-    """What the numbers are."""
     task, support = result["onto_b"]["task"], result["onto_b"]["support"]
     lines = [
         f"Accuracy in %, gains in points over the first row. Task: {task['data']}, {task['question']}",
@@ -126,8 +90,25 @@ def _below(result: dict[str, Any]) -> str:
         f"Of the gap: the share of the gap to the ceiling closed without data. Seed {result['seed']}.",
     ]
     if "proof" in result:
-        lines.append(
-            "The shuffled successor computes the same as before: largest difference"
-            f" {result['proof']:.1g} in float64."
+        difference = f"largest difference {result['proof']:.1g} in float64"
+        lines.append(f"The shuffled successor computes the same as before: {difference}.")
+    return Group(*parts, "", Text("\n".join(lines), style="dim"))
+
+
+def _table(title: str, metadata: dict[str, Any]) -> Table:
+    table = columns("", "task", "gain", "of the gap", "support", "gain", framed=True)
+    table.title, table.title_justify, table.title_style = title, "left", "bold"
+    for row in metadata["models"]:
+        last, share = row["model"] == metadata["ceiling"], row["share"]
+        task, support = (
+            gain(row["gain"][part], "accuracy") if row["gain"] else Text("") for part in ("task", "support")
         )
-    return "\n".join(lines)
+        closed = Text("100%" if last else "")
+        if share is not None:
+            closed = gain(100 * share, "accuracy", 0).append("%")
+        if last:
+            table.add_section()
+        scores = [score(row[part]["value"], "accuracy") for part in ("task", "support")]
+        style = "dim" if row["gain"] is None else "italic" if last else ""
+        table.add_row(row["name"], scores[0], task, closed, scores[1], support, style=style)
+    return table

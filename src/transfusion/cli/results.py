@@ -5,47 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transfusion import __version__
 from transfusion.cli import views
-from transfusion.cli.console import show, show_result
+from transfusion.cli.console import out, print_json, show
 from transfusion.errors import listing
 from transfusion.runtime.resources import format_bytes
 
-if TYPE_CHECKING:
-    from transfusion.alignment.alignment import Alignment
-
-# ── align ────────────────────────────────────────────────────────────────────────────────────
-
 
 def show_align(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
-    """Print what was found, or what would be done."""
-    if values["dry_run"]:
-        _show_search_plan(result, values["output"], as_json)
-    else:
-        _show_alignment(result, values["output"], as_json, values["verbose"])
-
-
-def _show_alignment(pi: Alignment, output: Path, as_json: bool, verbose: bool) -> None:
-    """Print the verdict, then what moved; the objective only with details."""
+    """Print the verdict, then what moved, and the objective with details; or what would be done."""
     from transfusion.matching.advice import describe_drift
     from transfusion.runtime.run_record import COMMAND
 
-    metadata = pi.provenance
-    trace = metadata.objective
-    moved, advice = pi.moved_axes, metadata.advice
-    result = {
+    output = str(values["output"])
+    if values["dry_run"]:
+        what = (
+            f"would match {result['axes']} axes, read {format_bytes(result['bytes_to_read'])} at least once"
+        )
+        show({"would_write": output, **result}, as_json, f"{what} and write {output}")
+        return
+    metadata = result.provenance
+    trace, advice, moved = metadata.objective, metadata.advice, result.moved_axes
+    sweeps = max(0, len(trace) - 1)
+    info = {
         "transfusion": __version__,
         "verb": "align",
         "command": COMMAND.get(),
-        "written": str(output),
+        "written": output,
         "method": metadata.method,
         **asdict(metadata.policy),
-        "blake3": pi.digest,
-        "axes": len(pi.maps),
+        "blake3": result.digest,
+        "axes": len(result.maps),
         "axes_moved": moved,
-        "sweeps": max(0, len(trace) - 1),
+        "sweeps": sweeps,
         "objective": list(trace),
         "assignment_gap": metadata.gap,
         "advice": dict(advice) or None,
@@ -57,47 +51,28 @@ def _show_alignment(pi: Alignment, output: Path, as_json: bool, verbose: bool) -
         lines.append(f"better: {instead}")
     if drift := advice.get("drift"):
         lines.append(describe_drift(drift))
-    lines.append(f"π written to {output}: {moved} of {len(pi.maps)} axes moved")
-    if trace and verbose:
-        sweeps = len(trace) - 1
+    lines.append(f"π written to {output}: {moved} of {len(result.maps)} axes moved")
+    if trace and values["verbose"]:
         lines.append(f"objective {trace[0]:.6g} → {trace[-1]:.6g} in {sweeps} sweep{'s' * (sweeps != 1)}")
-    show(result, as_json, "\n".join(lines))
+    show(info, as_json, "\n".join(lines))
 
 
-def _show_search_plan(plan: dict[str, int], output: Path, as_json: bool) -> None:
-    """Print what aligning would read and write."""
-    text = (
-        f"would match {plan['axes']} axes, read {format_bytes(plan['bytes_to_read'])} at least once and write"
-        f" {output}"
-    )
-    show({"would_write": str(output), **plan}, as_json, text)
-
-
-# ── transport and merge ──────────────────────────────────────────────────────────────────────────
+# ── transport and merge ──────────────────────────────────────────────────────────────────────
 
 
 def show_moved(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print what was written; or, in a dry run, what would be."""
-    output = values["output"]
+    output = str(values["output"])
     if values["dry_run"]:
-        _show_move_plan(result.plan(), output, as_json)
+        plan = result.plan()
+        parts = ("tensors", "moved", "carried", "kept", "dropped")
+        counts = ", ".join(f"{count} {what}" for what, count in plan.items() if what in parts)
+        read, write = (format_bytes(plan[f"bytes_to_{what}"]) for what in ("read", "write"))
+        text = f"would write {output}: {counts}; read {read}, write {write}"
+        show({"would_write": output, **plan}, as_json, text)
         return
     metadata = result.metadata()
-    show(
-        {"written": str(output), **metadata}, as_json, "\n".join([*_lines(metadata), f"written to {output}"])
-    )
-
-
-_COUNTED = ("tensors", "moved", "carried", "kept", "dropped")
-
-
-def _show_move_plan(plan: Mapping[str, int], output: Path, as_json: bool) -> None:
-    counts = ", ".join(f"{plan[what]} {what}" for what in plan if what in _COUNTED)
-    text = (
-        f"would write {output}: {counts}; read {format_bytes(plan['bytes_to_read'])}, write"
-        f" {format_bytes(plan['bytes_to_write'])}"
-    )
-    show({"would_write": str(output), **plan}, as_json, text)
+    show({"written": output, **metadata}, as_json, "\n".join([*_lines(metadata), f"written to {output}"]))
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
@@ -141,61 +116,51 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shift(output_shift: Mapping[str, Any], *, refinable: bool) -> list[str]:
+def _shift(shift: Mapping[str, Any], *, refinable: bool) -> list[str]:
     """How much of the change was measured in B's outputs, or why it was not."""
-    if "not_tried" in output_shift:
-        return [f"α was taken from the weights alone: {output_shift['not_tried']}"]
-    if not output_shift:
-        return []
-    cosine, size = output_shift["direction"], output_shift["size"]
-    because = []
-    if lowered := output_shift.get("lowered"):
-        because.append(
+    if "not_tried" in shift:
+        return [f"α was taken from the weights alone: {shift['not_tried']}"]
+    lines = []
+    if lowered := shift.get("lowered"):
+        lines.append(
             f"α was lowered from {lowered['alpha']:g}: there, B's outputs would move by"
             f" {lowered['reach']:.2f} of their own spread, and in another direction than A's (cosine"
             f" {lowered['direction']:.2f})" + ("; --refine brings more of the fine-tune" if refinable else "")
         )
-    return [
-        *because,
-        f"with this α, on {output_shift['probes']}, the change of B's outputs has a cosine of {cosine:.2f}"
-        f" with the change of A's, and is {size:.2f} times as large",
-    ]
+    if shift:
+        lines.append(
+            f"with this α, on {shift['probes']}, the change of B's outputs has a cosine of"
+            f" {shift['direction']:.2f} with the change of A's, and is {shift['size']:.2f} times as large"
+        )
+    return lines
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:
     return [f"{what}: {listing(names)}"] if names else []
 
 
-# ── other verbs ──────────────────────────────────────────────────────────────────────────────────
+# ── other verbs ──────────────────────────────────────────────────────────────────────────────
 
 
 def show_applied(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print where π(A) is."""
     written = str(values["output"])
     show({"written": written}, as_json, f"π(A) written to {written}")
 
 
-def show_evaluated(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
-    show_result(result.record, views.evaluation(result.record), [values["output"]], as_json)
-
-
-def show_swept(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
-    _show_written(result.record, values["output"] or (), views.sweep, as_json)
-
-
-def show_learned(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
-    files = (values["output"], values["naive_output"], *(values["results"] or ()))
-    _show_written(result.record, [file for file in files if file is not None], views.fewshot, as_json)
-
-
-def show_followed(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
-    _show_written(result.record, values["output"] or (), views.barrier, as_json)
-
-
-def _show_written(record: Mapping[str, Any], files: Any, view: Any, as_json: bool) -> None:
-    """Print a result and the files that it was written to."""
-    paths: list[Path] = list(files)
-    whole = {"written": [str(file) for file in paths], **record}
-    show_result(whole, view(whole), paths, as_json)
+def show_measured(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print the table of `evaluate`, `sweep`, `fewshot` or `barrier`, and the files that have it."""
+    record, verb = result.record, result.record["verb"]
+    files: list[Path] = []
+    for given in (values["output"], values.get("naive_output"), values.get("results")):
+        files += given if isinstance(given, list) else [given] if given is not None else []
+    if as_json:
+        written = {} if verb == "evaluate" else {"written": [str(file) for file in files]}
+        print_json({**written, **record})
+        return
+    out.print(views.MEASURED[verb](record))
+    for file in files:
+        out.print(f"written to {file}", markup=False)
 
 
 def show_report(result: Any, values: Mapping[str, Any], as_json: bool) -> None:

@@ -80,19 +80,24 @@ def _rotates(via: str) -> bool:
 
 def show_verified(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print what was found; fail if a model differs, a π predicts nothing, or a table is wrong."""
+    from transfusion.cli.views import prediction
     from transfusion.verification.verify import Prediction, Verification
 
+    lines: list[Any] = []
+    if isinstance(result, Verification) and result.equal:
+        aided = f", with P_out·P_inᵀ in {result.shortcuts} shortcuts" if result.shortcuts else ""
+        found = f"largest difference {result.difference:.2g} over {', '.join(result.outputs)}"
+        lines.append(f"π(A) computes what A computes{aided}: {found}")
+    elif isinstance(result, Prediction) and result.holds:
+        lines += [prediction(result.record["axes"]), f"{result.mean}; inputs: {result.probes}"]
+    elif not isinstance(result, Verification | Prediction):
+        lines += [f"{'✓' if check.passed else '✗'} {check}" for check in result.checks]
+    if values["output"] is not None:
+        lines.append(f"written to {values['output']}")
     if as_json:
         print_json(result.record)
-    elif isinstance(result, Verification):
-        _show_comparison(result)
-    elif isinstance(result, Prediction):
-        _show_prediction(result)
-    else:
-        for check in result.checks:
-            out.print(f"{'✓' if check.passed else '✗'} {check}", markup=False)
-    if values["output"] is not None and not as_json:
-        out.print(f"written to {values['output']}", markup=False)
+    for line in () if as_json else lines:
+        out.print(line, markup=False)
     if isinstance(result, Verification | Prediction):
         result.require()
     elif not result.passed:
@@ -101,21 +106,3 @@ def show_verified(result: Any, values: Mapping[str, Any], as_json: bool) -> None
             f" {len(result.failures)} of {len(result.checks)} checks failed",
             hint="; ".join(check.what for check in result.failures),
         )
-
-
-def _show_comparison(found: Verification) -> None:
-    if found.equal:
-        aided = f", with P_out·P_inᵀ in {found.shortcuts} shortcuts" if found.shortcuts else ""
-        out.print(
-            f"π(A) computes what A computes{aided}: largest difference {found.difference:.2g}"
-            f" over {', '.join(found.outputs)}",
-            markup=False,
-        )
-
-
-def _show_prediction(found: Prediction) -> None:
-    from transfusion.cli import views
-
-    if found.holds:
-        out.print(views.prediction(found.record["axes"]))
-        out.print(f"{found.mean}; inputs: {found.probes}", markup=False)

@@ -97,19 +97,19 @@ class Dataset:
             raise DataError(
                 f"{self.label}: the file has {wrong}", hint=f"{model} wants {needs}; name the tensors so"
             )
-        if image is not None and (found := tuple(self.inputs["pixel_values"].shape[1:])) != image:
+        pixels = self.inputs["pixel_values"] if image is not None else None
+        if pixels is not None and tuple(pixels.shape[1:]) != image:
             raise DataError(
-                f"{self.label}: the images have shape {found}, and {model} wants {image}",
+                f"{self.label}: the images have shape {tuple(pixels.shape[1:])}, and {model} wants {image}",
                 hint="store them as (examples, channels, height, width), at the model's size",
             )
-        if image is not None and not self.inputs["pixel_values"].is_floating_point():
+        if pixels is not None and not pixels.is_floating_point():
             raise DataError(
                 f"{self.label}: the images hold whole numbers, and {model} wants them prepared",
                 hint="store what the model's own image processor makes of them, as float32",
             )
-        for name, ids in self.inputs.items():
-            if not name.endswith("input_ids"):
-                continue
+        for name in (name for name in self.inputs if name.endswith("input_ids")):
+            ids = self.inputs[name]
             if ids.is_floating_point():
                 raise DataError(f"{self.label}: {name} are not whole numbers", hint="store them as int64")
             low, high = int(ids.min()), int(ids.max())

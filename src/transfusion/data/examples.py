@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transfusion.errors import DataError, reason_of
 from transfusion.runtime.optional_libraries import require_library
@@ -73,6 +74,10 @@ class Columns:
     image: str | None = None
     label: str | None = None
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.text, *(one for one in (self.image, self.label) if one))
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -101,29 +106,27 @@ class Examples:
         if count is None or count >= len(self):
             return self
         chosen = _balanced(self.labels, count) if self.images is not None and self.labels else range(count)
-        return replace(
-            self,
-            images=None if self.images is None else [self.images[one] for one in chosen],
-            texts=None if self.texts is None else [self.texts[one] for one in chosen],
-            labels=None if self.labels is None else [self.labels[one] for one in chosen],
-        )
+        lists = {"images": self.images, "texts": self.texts, "labels": self.labels}
+        some: dict[str, Any] = {
+            name: [values[one] for one in chosen] for name, values in lists.items() if values is not None
+        }
+        return replace(self, **some)
 
 
 def _balanced(labels: Sequence[int | str], count: int) -> list[int]:
     """Return the indices of ``count`` examples, taken from the classes in turn."""
-    turns: dict[int | str, int] = {}
-    turn: list[tuple[int, int]] = []
+    seen: Counter[int | str] = Counter()
+    turns: list[tuple[int, int]] = []
     for place, label in enumerate(labels):
-        turns[label] = turns.get(label, -1) + 1
-        turn.append((turns[label], place))
-    return sorted(place for _, place in sorted(turn)[:count])
+        turns.append((seen[label], place))
+        seen[label] += 1
+    return sorted(place for _, place in sorted(turns)[:count])
 
 
 # ── tasks of GLUE that are known by name ─────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class KnownTask:
+class KnownTask(NamedTuple):
     """One task."""
 
     name: str
@@ -134,22 +137,22 @@ class KnownTask:
     """The main metric first."""
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        KnownTask("sst2", ("sentence",), ("negative", "positive")),
-        KnownTask("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy")),
-        KnownTask("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
-        KnownTask("rte", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
-    )
-}
-
-_PATTERNS = {name: re.compile(rf"(?<![a-z0-9]){name.replace('2', '-?2')}(?![a-z0-9])") for name in TASKS}
+_KNOWN = (
+    KnownTask("sst2", ("sentence",), ("negative", "positive")),
+    KnownTask("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews", "accuracy")),
+    KnownTask("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
+    KnownTask("rte", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
+)
+TASKS = {task.name: task for task in _KNOWN}
 
 
 def known_task(reference: str, columns: Collection[str]) -> KnownTask | None:
     """Return the task that the last two parts of a path or hub id name, if its columns exist."""
     tail = "/".join(reference.lower().replace("_", "-").replace("\\", "/").rstrip("/").split("/")[-2:])
-    found = [TASKS[name] for name, pattern in _PATTERNS.items() if pattern.search(tail)]
-    fitting = [task for task in found if all(column in columns for column in task.text)]
+    fitting = [
+        task
+        for name, task in TASKS.items()
+        if re.search(rf"(?<![a-z0-9]){name.replace('2', '-?2')}(?![a-z0-9])", tail)
+        and all(column in columns for column in task.text)
+    ]
     return fitting[0] if len(fitting) == 1 else None

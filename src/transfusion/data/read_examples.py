@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os.path import exists, expanduser, isdir
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from typing_extensions import TypedDict
 
@@ -52,15 +50,12 @@ def read_examples(
     found = _HUB_ID.fullmatch(str(reference))
     if found is None or path.suffix in (*TABLES, ".safetensors", ".npz"):
         raise DataError(f"{reference}: no such file or folder", hint=_HOW)
-    label = str(reference)
-    _datasets()
-    return _of_library(
-        label, fetch_dataset(label, found["repo"], found["config"], found["revision"]), split, asked
-    )
+    dataset = fetch_dataset(str(reference), found["repo"], found["config"], found["revision"])
+    return _of_library(str(reference), dataset, split, asked)
 
 
 def _file(path: Path, asked: Columns) -> Examples:
-    table = read_table(path, (*asked.text, *(one for one in (asked.image, asked.label) if one)))
+    table = read_table(path, asked.all)
     return examples_of(str(path), list(table), table.__getitem__, asked, beside=path.parent)
 
 
@@ -171,68 +166,36 @@ def _of_library(
 # ── the hub ──────────────────────────────────────────────────────────────────────────────────
 
 SECONDS = 10
-"""Time limit for that request."""
-_LOGGERS = ("huggingface_hub", "datasets", "httpx", "fsspec")
+"""The time limit of the first request."""
 
 
 def fetch_dataset(label: str, repo: str, config: str | None, revision: str | None) -> Any:
-    """Load a dataset of the hub with ``datasets``; if the hub does not answer, from its cache."""
-    datasets = require_library("datasets", "data")
-    with _quiet():
-        reason = _unreachable(label, repo, revision)
-        try:
-            with _offline(datasets, reason is not None):
-                return datasets.load_dataset(repo, config, revision=revision)
-        except Exception as error:  # the library raises many types
-            _refuse(label, reason or error)
-
-
-def _unreachable(label: str, repo: str, revision: str | None) -> Exception | None:
-    """Return why the hub does not answer, or None. Refuse a dataset that the hub does not have."""
+    """Load a dataset of the hub with ``datasets``; if the hub does not answer once, from its cache."""
+    datasets = _datasets()
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
+    switches: tuple[Any, Any] = (datasets.config, huggingface_hub.constants)
+    before, disabled = [one.HF_HUB_OFFLINE for one in switches], logging.root.manager.disable
+    reason: Exception | None = None
+    logging.disable(logging.WARNING)  # the libraries tell of every retry
     try:
-        huggingface_hub.dataset_info(repo, revision=revision, timeout=SECONDS)
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        _refuse(label, error)
-    except Exception as error:  # the network library raises many types
-        return error
-    return None
-
-
-def _refuse(label: str, error: Exception) -> NoReturn:
-    raise DataError(
-        f"{label}: no such file or folder here, and the hub could not provide it ({reason_of(error)})",
-        hint="check the spelling, the network and your access, or give local examples",
-    ) from error
-
-
-@contextmanager
-def _offline(datasets: Any, wanted: bool) -> Iterator[None]:
-    """Within the block, no further request is sent if ``wanted``."""
-    from huggingface_hub import constants
-
-    settings: tuple[Any, Any] = (datasets.config, constants)
-    before = [one.HF_HUB_OFFLINE for one in settings]
-    try:
-        for one in settings:
-            one.HF_HUB_OFFLINE = wanted or one.HF_HUB_OFFLINE
-        yield
+        try:
+            huggingface_hub.dataset_info(repo, revision=revision, timeout=SECONDS)
+        except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
+            raise
+        except Exception as error:  # the network library raises many types
+            reason = error
+            for one in switches:
+                one.HF_HUB_OFFLINE = True
+        return datasets.load_dataset(repo, config, revision=revision)
+    except Exception as error:  # the library raises many types
+        raise DataError(
+            f"{label}: no such file or folder here, and the hub could not provide it"
+            f" ({reason_of(reason or error)})",
+            hint="check the spelling, the network and your access, or give local examples",
+        ) from error
     finally:
-        for one, value in zip(settings, before, strict=True):
+        logging.disable(disabled)
+        for one, value in zip(switches, before, strict=True):
             one.HF_HUB_OFFLINE = value
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Within the block, the libraries log errors only."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [one.level for one in loggers]
-    try:
-        for one in loggers:
-            one.setLevel(logging.ERROR)
-        yield
-    finally:
-        for one, level in zip(loggers, before, strict=True):
-            one.setLevel(level)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from os.path import isfile
 from pathlib import Path
@@ -43,27 +43,20 @@ def read_table(path: Path, asked: tuple[str, ...] = ()) -> dict[str, list[Any]]:
         return _parquet(path)
     if path.suffix == ".txt":
         return {TEXT: [line for line in _lines(path) if line.strip()]}
-    found = _of_objects(path) if path.suffix == ".jsonl" else _of_grid(path, _grid(path), asked)
+    found = _json_lines(path) if path.suffix == ".jsonl" else _grid(path, asked)
     if not found:
         raise DataError(f"{path}: the file is empty", hint="give a file with at least one example")
     return found
 
 
-def read_texts(path: Path) -> Iterator[str]:
-    """Iterate over the texts of a file: its lines, its column "text", or its only column of texts."""
-    if path.suffix == ".txt":
-        yield from _lines(path)
-    elif path.suffix == ".jsonl":  # lines may have different fields
-        yield from (_text_of(path, number, value) for number, value in _objects(path))
-    else:
-        columns = read_table(path)
-        texts = {name: values for name, values in columns.items() if all(isinstance(v, str) for v in values)}
-        chosen = TEXT if TEXT in texts else next(iter(texts)) if len(texts) == 1 else None
-        if chosen is None:
-            raise DataError(
-                f'{path}: no column "text" among {listing(columns)}', hint='name the column "text"'
-            )
-        yield from texts[chosen]
+def read_texts(path: Path) -> list[str]:
+    """Return the texts of a file: its lines, its column "text", or its only column of texts."""
+    columns = read_table(path)
+    texts = {name: values for name, values in columns.items() if all(isinstance(v, str) for v in values)}
+    chosen = TEXT if TEXT in texts else next(iter(texts)) if len(texts) == 1 else None
+    if chosen is None:
+        raise DataError(f'{path}: no column "text" among {listing(columns)}', hint='name the column "text"')
+    return texts[chosen]
 
 
 def _content(path: Path) -> str:
@@ -92,62 +85,61 @@ def _lines(path: Path) -> list[str]:
 # ── JSON lines ───────────────────────────────────────────────────────────────────────────────
 
 
-def _objects(path: Path) -> Iterator[tuple[int, Any]]:
-    """Iterate over the values of the lines, with line numbers."""
+def _json_lines(path: Path) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         try:
-            yield number, parse_json(line, "", DataError)
+            value = parse_json(line, "", DataError)
         except DataError as error:
             reason = error.message.partition("(")[2]
             raise DataError(
                 f"{path}: line {number} is not JSON ({reason}", hint="one object a line"
             ) from error
-
-
-def _of_objects(path: Path) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {}
-    for place, (number, value) in enumerate(_objects(path)):
         row = {TEXT: value} if isinstance(value, str) else value
-        if not isinstance(row, dict) or (place and row.keys() != columns.keys()):
-            what = "is no object" if not isinstance(row, dict) else f"has {listing(row)}"
-            kept = f", and the first line has {listing(columns)}" if place else ""
+        if not isinstance(row, dict) or (columns and row.keys() != columns.keys()):
+            what = f"has {listing(row)}" if isinstance(row, dict) else "is no object"
+            kept = f", and the first line has {listing(columns)}" if columns else ""
             raise DataError(f"{path}: line {number} {what}{kept}", hint="the same fields in every line")
         for name, one in row.items():
             columns.setdefault(name, []).append(one)
     return columns
 
 
-def _text_of(path: Path, number: int, found: Any) -> str:
-    """Return the text of a line: its value, its field "text", or its only field that is a text."""
-    if isinstance(found, str):
-        return found
-    fields = found if isinstance(found, dict) else {}
-    written = [key for key, value in fields.items() if isinstance(value, str)]
-    chosen = TEXT if TEXT in written else written[0] if len(written) == 1 else None
-    if chosen is None:
-        info = f"several texts ({listing(written)})" if written else "no text"
-        raise DataError(f'{path}: line {number} has {info}, and no "text"', hint='name the field "text"')
-    return str(fields[chosen])
-
-
 # ── CSV ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _grid(path: Path) -> list[list[str]]:
-    """Read the cells. In a .tsv quotes have no meaning, as in GLUE's files."""
+def _grid(path: Path, asked: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Return the columns by the names in the first row; a single unnamed column holds texts.
+
+    In a .tsv quotes have no meaning, as in GLUE's files.
+    """
     csv.field_size_limit(2**31 - 1)
-    text = StringIO(_content(path), newline="")
-    tabs = path.suffix == ".tsv"
+    text, tabs = StringIO(_content(path), newline=""), path.suffix == ".tsv"
     reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(text)
     try:
-        grid = list(reader)
+        rows = [(number, row) for number, row in enumerate(reader, 1) if row]
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as a table ({error})", hint="write it again") from error
+    if not rows:
+        return {}
     if not tabs:
-        _refuse_other_separators(path, [",".join(row) for row in grid if row])
-    return grid
+        _refuse_other_separators(path, [",".join(row) for _, row in rows])
+    head = rows[0][1]
+    if len(head) == 1 and head[0] not in (TEXT, *asked):
+        head = [TEXT]
+    else:
+        rows = rows[1:]
+    _refuse_repeated(path, head)
+    for number, row in rows:
+        if len(row) != len(head):
+            columns = "is 1 column" if len(head) == 1 else f"are {len(head)} columns"
+            raise DataError(
+                f"{path}: row {number} has {len(row)} cells, and there {columns}",
+                hint="put cells with commas between quotes",
+            )
+    return {name: [row[place] for _, row in rows] for place, name in enumerate(head)}
 
 
 def _refuse_other_separators(path: Path, rows: list[str]) -> None:
@@ -161,27 +153,6 @@ def _refuse_other_separators(path: Path, rows: list[str]) -> None:
                 f"{path}: commas were expected between columns, and there are {name}",
                 hint="name it .tsv" if separator == "\t" else "write it with commas between columns",
             )
-
-
-def _of_grid(path: Path, grid: list[list[str]], asked: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Return the columns by the names in the first row; a single unnamed column holds texts."""
-    numbered = [(number, row) for number, row in enumerate(grid, 1) if row]
-    if not numbered:
-        return {}
-    head = numbered[0][1]
-    if len(head) == 1 and head[0] not in (TEXT, *asked):
-        head = [TEXT]
-    else:
-        numbered = numbered[1:]
-    _refuse_repeated(path, head)
-    for number, row in numbered:
-        if len(row) != len(head):
-            columns = "is 1 column" if len(head) == 1 else f"are {len(head)} columns"
-            raise DataError(
-                f"{path}: row {number} has {len(row)} cells, and there {columns}",
-                hint="put cells with commas between quotes",
-            )
-    return {name: [row[place] for _, row in numbered] for place, name in enumerate(head)}
 
 
 # ── parquet ──────────────────────────────────────────────────────────────────────────────────
@@ -219,35 +190,30 @@ def examples_of(
     Paths of images are relative to ``beside``. ``classes`` are the class names of columns that hold numbers,
     and ``images`` the columns that are known to hold images.
     """
-    task = known_task(label, names)
-    wanted = [*asked.text, *(one for one in (asked.image, asked.label) if one)]
-    if missing := [one for one in wanted if one not in names]:
+    if missing := [one for one in asked.all if one not in names]:
         raise DataError(
             f"{label}: no column {listing(missing)}; there are {listing(names, 20)}",
             hint="name the columns with `text`, `image` and `label`",
         )
+    task, image = known_task(label, names), asked.image
     text = asked.text or (task.text if task else ())
-    image = asked.image
     if not text and image is None:
-        image = next(iter(images), None) or next((one for one in IMAGES if one in names), None)
+        image = next((one for one in (*images, *IMAGES) if one in names), None)
         text = next((one for one in TEXTS if all(part in names for part in one)), ()) if not image else ()
     if not text and image is None:
         raise DataError(
             f"{label}: no column of texts or images that has a usual name; there are {listing(names, 20)}",
             hint="name the columns with `text` or `image`",
         )
-    label_column = asked.label or next((one for one in LABELS if one in names), None)
+    of_labels = asked.label or next((one for one in LABELS if one in names), None)
+    cells = () if image is None else enumerate(column(image), 1)
+    shown = [_image(f"{label}, example {number}", str(image), cell, beside) for number, cell in cells]
     return Examples(
         label,
-        images=None
-        if image is None
-        else [
-            _image(f"{label}, example {number}", image, value, beside)
-            for number, value in enumerate(column(image), 1)
-        ],
+        images=None if image is None else shown,
         texts=None if image is not None else _texts(label, text, column),
-        labels=None if label_column is None else _labels(label, label_column, column(label_column)),
-        names=(classes or {}).get(label_column or "") or (task.classes if task else None),
+        labels=None if of_labels is None else _labels(label, of_labels, column(of_labels)),
+        names=(classes or {}).get(of_labels or "") or (task.classes if task else None),
         task=task.name if task else None,
     )
 
@@ -285,22 +251,20 @@ def _labels(label: str, name: str, values: Sequence[Any]) -> list[int | str]:
     """Return class numbers or class names; numbers may be written as text, as in CSV."""
     found: list[int | str] = []
     for number, value in enumerate(values, 1):
+        example = f"{label}: example {number} has"
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise DataError(
-                f"{label}: example {number} has no label in the column {name}",
+                f"{example} no label in the column {name}",
                 hint="leave the example out, or choose another column with `label`",
             )
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, int) and abs(value) >= 2**63:
+        large = isinstance(value, int) and abs(value) >= 2**63
+        if large or isinstance(value, bool) or not isinstance(value, int | str):
+            wrong = f'"{value}" in the column {name}, which is not a class'
+            too_large = f"a number in the column {name} that is too large for a class"
             raise DataError(
-                f"{label}: example {number} has a number in the column {name} that is too large for a class",
-                hint="give the number or the name of a class",
-            )
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise DataError(
-                f'{label}: example {number} has "{value}" in the column {name}, which is not a class',
-                hint="give the number or the name of a class",
+                f"{example} {too_large if large else wrong}", hint="give the number or the name of a class"
             )
         found.append(value)
     if all(isinstance(one, str) and _WHOLE.fullmatch(one.strip()) for one in found):

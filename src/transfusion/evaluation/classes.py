@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from transfusion.data.examples import Examples
 from transfusion.errors import DataError, listing
 from transfusion.runtime.untrusted_files import parse_json, read_text
 
+PROMPTS = Path(__file__).parent / "prompts"
 SUPPLIED = ("eurosat", "dtd", "gtsrb", "svhn", "imagenet-r")
 PLACE = "{}"
 SHOWN = 12
@@ -41,17 +41,14 @@ class Classes:
         """Read the classes of a file, or those that ship with the package under this name."""
         label = str(given)
         supplied = not exists(label) and label.lower() in SUPPLIED
-        if supplied:
-            place = files("transfusion.evaluation").joinpath("prompts", f"{label.lower()}.json")
-            text = place.read_text(encoding="utf-8")
-        else:
-            try:
-                text = read_text(Path(expanduser(label)), DataError)
-            except DataError as error:
-                raise DataError(
-                    f"{label}: no file of classes ({error.message})",
-                    hint=f"give a file, or one of {', '.join(SUPPLIED)}",
-                ) from error
+        path = PROMPTS / f"{label.lower()}.json" if supplied else Path(expanduser(label))
+        try:
+            text = read_text(path, DataError)
+        except DataError as error:
+            raise DataError(
+                f"{label}: no file of classes ({error.message})",
+                hint=f"give a file, or one of {', '.join(SUPPLIED)}",
+            ) from error
         try:
             info = parse_json(text, label, DataError)
         except DataError as error:
@@ -123,17 +120,20 @@ def class_numbers(examples: Examples, classes: Sequence[Sequence[str]], count: i
     lists = [names for names in classes if not generic(names)]
     labels = _named_labels(examples)
     if all(isinstance(one, int) for one in labels):
-        return _in_range([int(one) for one in labels], count, examples.label, owner)
-    places = _places(classes)
-    numbers: dict[str, int] = {}
-    unknown: list[str] = []
-    for name in dict.fromkeys(map(str, labels)):
-        if plain(name) in places:
-            numbers[name] = places[plain(name)]
-        else:
-            unknown.append(name)
-    if unknown:
-        numbers = _by_order(examples, unknown, bool(numbers), lists, count, owner)
+        numbers = {str(one): int(one) for one in labels if 0 <= int(one) < count}
+    else:
+        places = _places(classes)
+        numbers = {str(one): places[plain(one)] for one in labels if plain(one) in places}
+        if unknown := [name for name in dict.fromkeys(map(str, labels)) if name not in numbers]:
+            numbers = _by_order(examples, unknown, bool(numbers), lists, count, owner)
+    for place, one in enumerate(labels, 1):
+        if str(one) not in numbers:
+            shown = one if isinstance(one, int) else f'"{one}"'
+            raise DataError(
+                f"{examples.label}: example {place} has label {shown}, which is none of the {count} classes,"
+                f" counted from 0, of {owner}",
+                hint="the labels must be those that the model was trained with",
+            )
     return torch.tensor([numbers[str(one)] for one in labels])
 
 
@@ -188,17 +188,6 @@ def _places(lists: Sequence[Sequence[str]]) -> dict[str, int]:
     return {name: next(iter(places)) for name, places in meant.items() if len(places) == 1}
 
 
-def _in_range(numbers: list[int], count: int, label: str, owner: str) -> Tensor:
-    for place, number in enumerate(numbers, 1):
-        if not 0 <= number < count:
-            raise DataError(
-                f"{label}: example {place} has label {number}, which is none of the {count} classes, counted"
-                f" from 0, of {owner}",
-                hint="the labels must be those that the model was trained with",
-            )
-    return torch.tensor(numbers)
-
-
 def _by_order(
     examples: Examples,
     unknown: Sequence[str],
@@ -211,16 +200,8 @@ def _by_order(
     names = examples.names or ()
     every = list(names) or sorted(set(map(str, examples.labels or ())))
     numbers = {name: int(name) for name in every if _is_number(name) and int(name) < count}
-    if not some and len(numbers) == len(every):
+    if not some and numbers and (len(numbers) == len(every) or not names):
         return numbers
-    if not some and numbers and not names:
-        labels = list(map(str, _named_labels(examples)))
-        place = next(place for place, name in enumerate(labels, 1) if name not in numbers)
-        raise DataError(
-            f'{examples.label}: example {place} has label "{labels[place - 1]}", which is none of the {count}'
-            f" classes, counted from 0, of {owner}",
-            hint="the labels must be those that the model was trained with",
-        )
     if not lists and len(names) == count:
         return {name: place for place, name in enumerate(names)}
     known = lists[0] if lists else ()

@@ -9,50 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.data.dataset import Dataset
-from transfusion.errors import DataError, SettingError
-from transfusion.evaluation.inputs import IGNORED, Batch, Batches, TensorBatches
-from transfusion.evaluation.scorers import (
-    PredictionKind,
-    Scorer,
-    TaskHeadScorer,
-    out_of_memory,
-    prediction_kind,
-)
+from transfusion.errors import DataError
+from transfusion.evaluation.inputs import IGNORED, Batch, Batches
+from transfusion.evaluation.scorers import Scorer, out_of_memory
 from transfusion.evaluation.scores import ACCURACY, LOSS, PERPLEXITY, RATES, Answers, Score, perplexity
-from transfusion.running.live_model import LiveModel
 from transfusion.runtime.engines import device_memory
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A live model, and examples that fit it."""
+    """Examples, and the scorer of a live model that they fit."""
 
-    live: LiveModel
     batch_source: Batches
     scorer: Scorer
     batch: int
-    headline: str = ACCURACY
-    """The metric that `Score.value` is."""
-    rates: tuple[str, ...] = (ACCURACY,)
-    """The rates that are computed from the predictions."""
+    metrics: tuple[str, ...] = (ACCURACY,)
+    """The metrics to compute; the first is the main one, `Score.value`."""
     notes: tuple[str, ...] = ()
     """Notes for the user on how it is measured."""
-
-    @classmethod
-    def of(cls, live: LiveModel, data: Dataset, batch: int) -> Evaluator:
-        """Return the evaluator of tensors; refuse examples that the model cannot be measured on."""
-        if batch < 1:
-            raise SettingError(f"batch = {batch}: no examples at a time", hint="give 1 or more")
-        question, classes = prediction_kind(live, data)
-        tokens = question is PredictionKind.NEXT
-        scorer = TaskHeadScorer(live, question, data.label, None if tokens else classes)
-        return cls(live, TensorBatches(data), scorer, batch, headline=LOSS if tokens else ACCURACY)
-
-    @property
-    def question(self) -> str:
-        """A description of the prediction."""
-        return self.scorer.question
 
     def __len__(self) -> int:
         return len(self.batch_source)
@@ -62,8 +36,8 @@ class Evaluator:
         return {
             "data": self.batch_source.label,
             "examples": len(self),
-            "question": str(self.question),
-            "metric": self.headline,
+            "question": str(self.scorer.question),
+            "metric": self.metrics[0],
             "classes": self.scorer.classes,
         }
 
@@ -100,9 +74,23 @@ class Evaluator:
             done += len(batch.targets)
             on_examples(done)
         predictions, targets, losses, examples = map(torch.cat, zip(*parts, strict=True))
-        self._require(len(targets), losses.sum())
-        answers = Answers.of(predictions, targets, losses, examples)
-        return self._score(float(losses.mean()), predictions, targets, answers)
+        label = self.batch_source.label
+        if not len(targets):
+            raise DataError(
+                f"{label}: every label is {IGNORED} or masked", hint="give at least one label that counts"
+            )
+        if not torch.isfinite(losses.sum()):
+            raise DataError(
+                f"{label}: the loss is not a finite number",
+                hint="check the scale of the inputs, or compute in float64",
+            )
+        loss = float(losses.mean())
+        rates = [name for name in (ACCURACY, *self.metrics) if name in RATES]
+        metrics = {name: RATES[name](predictions, targets) for name in rates} | {LOSS: loss}
+        if self.scorer.classes is None:
+            metrics[PERPLEXITY] = perplexity(loss)
+        main, answers = self.metrics[0], Answers.of(predictions, targets, losses, examples)
+        return Score(main, metrics[main], loss, metrics[ACCURACY], metrics, answers)
 
     def losses(self) -> Iterator[Tensor]:
         """Iterate over the mean losses of the batches, with gradients to the model's parameters."""
@@ -111,6 +99,7 @@ class Evaluator:
 
     def sums(self) -> Iterator[tuple[Tensor, int]]:
         """Iterate over the summed losses of the batches, with gradients, and their numbers of predictions."""
+        self.scorer.ready()
         for batch in self.batch_source.batches(self.batch):
             with torch.enable_grad():
                 logits, targets = self.scorer.answer(batch, gradients=True)
@@ -120,31 +109,12 @@ class Evaluator:
     @property
     def labels(self) -> Tensor | None:
         """The class of every example; None if examples have no class of their own."""
-        return None if self.scorer.classes is None else self.batch_source.labels
+        known = self.batch_source.targets
+        return known if known is not None and known.ndim == 1 else None
 
     def chosen(self, indices: Sequence[int]) -> Evaluator:
         """Return the evaluator of the examples with these indices."""
         return replace(self, batch_source=self.batch_source.chosen(indices))
-
-    def _score(self, loss: float, predictions: Tensor, targets: Tensor, answers: Answers) -> Score:
-        metrics = {name: RATES[name](predictions, targets) for name in dict.fromkeys((ACCURACY, *self.rates))}
-        metrics[LOSS] = loss
-        if self.scorer.tokens:
-            metrics[PERPLEXITY] = perplexity(loss)
-        return Score(self.headline, metrics[self.headline], loss, metrics[ACCURACY], metrics, answers)
-
-    def _require(self, count: int, loss: Tensor) -> None:
-        label = self.batch_source.label
-        if not count:
-            raise DataError(
-                f"{label}: every label is {IGNORED} or masked",
-                hint="give at least one label that counts",
-            )
-        if not torch.isfinite(loss):
-            raise DataError(
-                f"{label}: the loss is not a finite number",
-                hint="check the scale of the inputs, or compute in float64",
-            )
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -156,34 +126,28 @@ SHARE = 0.25
 """The share of the machine's memory that the outputs of modules may fill."""
 
 
-def batch_size_for(module: nn.Module, scorer: Scorer, heaviest: Callable[[], Batch], count: int) -> int:
+def batch_size_for(scorer: Scorer, heaviest: Batch, count: int) -> int:
     """Return a power of two, from the bytes of all modules' outputs for one example.
 
     The bytes are compared with all memory, not with the free part, so that a machine always chooses the same
     size.
     """
+    module, filled = scorer.live.module, 0
+
+    def add(_: nn.Module, __: Any, output: Any) -> None:
+        nonlocal filled
+        parts = output if isinstance(output, tuple | list) else [output]
+        filled += sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
     scorer.ready()  # prompts do not depend on the number of examples
-    filled = _filled(module, lambda: scorer.answer(heaviest()))
+    handles = [one.register_forward_hook(add) for one in module.modules()]
+    try:
+        scorer.answer(heaviest)
+    finally:
+        for handle in handles:
+            handle.remove()
     room = int(SHARE * device_memory(next(module.parameters()).device)) // max(filled, 1)
     size = 1
     while 2 * size <= min(room, MOST) and size < count:
         size *= 2
     return size
-
-
-def _filled(module: nn.Module, run: Callable[[], object]) -> int:
-    """Return the bytes of the outputs of all modules in one run."""
-    total = 0
-
-    def count(_: nn.Module, __: Any, output: Any) -> None:
-        nonlocal total
-        parts = output if isinstance(output, tuple | list) else [output]
-        total += sum(part.nbytes for part in parts if isinstance(part, Tensor))
-
-    handles = [one.register_forward_hook(count) for one in module.modules()]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -32,65 +31,45 @@ class Batch:
     targets: Tensor
 
 
-class Batches(ABC):
-    """Examples that become the model's inputs batch by batch."""
+@dataclass(frozen=True)
+class Batches:
+    """Examples that become a model's inputs batch by batch."""
 
     label: str
-    labels: Tensor | None
-    """The class of every example; None if examples have no class of their own."""
+    """The source, for messages."""
+    examples: Sequence[Any]
+    """Numbers of rows of tensors, tokens of texts, or images."""
+    inputs: Callable[[Sequence[Any]], Mapping[str, Tensor]]
+    """Makes the model's inputs of some examples."""
+    targets: Tensor | None
+    """By example, or by example and position; None if the texts themselves are the targets."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.examples)
 
-    @abstractmethod
     def chosen(self, indices: Sequence[int]) -> Batches:
         """Return the examples with these indices."""
-
-    @abstractmethod
-    def batch(self) -> Batch:
-        """Return all examples as one batch."""
+        targets = None if self.targets is None else self.targets[list(indices)]
+        return replace(self, examples=[self.examples[index] for index in indices], targets=targets)
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Iterate over the batches, in order."""
         for start in range(0, len(self), size):
-            yield self.chosen(range(start, min(start + size, len(self)))).batch()
-
-    def heaviest(self) -> Batch:
-        """Return the example that needs the most memory; of tensors and images, any one."""
-        return self.chosen([0]).batch()
+            inputs = self.inputs(self.examples[start : start + size])
+            known = self.targets
+            yield Batch(inputs, _texts_in(inputs) if known is None else known[start : start + size])
 
 
-@dataclass(frozen=True)
-class TensorBatches(Batches):
-    """Examples that are the model's inputs already."""
+def _texts_in(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the tokens of texts as targets; padding does not count."""
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    ids, mask = inputs[name].long(), inputs.get(name.replace("input_ids", "attention_mask"))
+    return ids if mask is None else ids.masked_fill(mask == 0, IGNORED)  # (texts, tokens)
 
-    data: Dataset
 
-    @property
-    def label(self) -> str:  # type: ignore[override]
-        return self.data.label
-
-    @property
-    def labels(self) -> Tensor | None:  # type: ignore[override]
-        """The class of every example; None if positions have classes."""
-        known = self.data.labels
-        return known if known is not None and known.ndim == 1 else None
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def chosen(self, indices: Sequence[int]) -> TensorBatches:
-        """Return the examples with these indices."""
-        return TensorBatches(self.data.chosen(indices))
-
-    def batch(self) -> Batch:
-        """Return all examples as one batch; without labels, the texts themselves are the targets."""
-        inputs = self.data.inputs
-        if self.data.labels is not None:
-            return Batch(inputs, self.data.labels)
-        name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-        ids, mask = inputs[name].long(), inputs.get(name.replace("input_ids", "attention_mask"))
-        return Batch(inputs, ids if mask is None else ids.masked_fill(mask == 0, IGNORED))
+def tensor_batches(data: Dataset) -> Batches:
+    """Return examples that are the model's inputs already."""
+    return Batches(data.label, range(len(data)), lambda rows: data.chosen(rows).inputs, data.labels)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────
@@ -104,18 +83,15 @@ class TextTokenizer:
     """Encodes texts for a model."""
 
     name: str
-    encode: Callable[[tuple[str, ...]], Tokens]
-    shorten: Callable[[tuple[str, ...], int], Tokens]
-    """Encodes a text and truncates it to so many tokens."""
+    encode: Callable[[tuple[str, ...], int | None], Tokens]
+    """Encodes a text, and truncates it to so many tokens."""
     max_length: int | None
     """The largest number of tokens that the model takes."""
     pad: int
     full: bool
     """Whether every text is padded to the largest length, as in the training of some models."""
-    masked: bool
-    """Whether the model takes a mask of the padding."""
-    extra_inputs: frozenset[str]
-    """Inputs beside tokens and mask."""
+    takes: frozenset[str]
+    """The inputs beside the tokens: a mask of the padding, the text that each token belongs to."""
 
     @classmethod
     def of(cls, subject: ProbedModel, *others: ProbedModel) -> TextTokenizer:
@@ -137,7 +113,7 @@ class TextTokenizer:
         """Encode texts and return how many were truncated; without ``truncate``, refuse long ones."""
         found, cut = [], 0
         for number, text in enumerate(texts, 1):
-            tokens = self.encode(text)
+            tokens = self.encode(text, None)
             length = len(tokens["input_ids"])
             if not length:
                 raise DataError(f"{label}: {what} {number} has no tokens", hint="remove empty texts")
@@ -148,23 +124,24 @@ class TextTokenizer:
                         f" {self.max_length}",
                         hint="truncate such texts with `truncate=True`, or remove them",
                     )
-                tokens, cut = self.shorten(text, self.max_length), cut + 1
+                tokens, cut = self.encode(text, self.max_length), cut + 1
             found.append(tokens)
         return found, cut
 
     def inputs(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Return the model's inputs for a batch of texts."""
-        long = max(len(one["input_ids"]) for one in tokens)
-        if self.full and self.max_length is not None:
-            long = self.max_length
-        ids = [one["input_ids"] + [self.pad] * (long - len(one["input_ids"])) for one in tokens]
-        inputs = {"input_ids": torch.tensor(ids, dtype=torch.int64)}
-        if self.masked:
-            real = torch.tensor([len(one["input_ids"]) for one in tokens])
-            inputs["attention_mask"] = (torch.arange(long)[None] < real[:, None]).long()
-        if "token_type_ids" in self.extra_inputs:
+        """Return the model's inputs (texts, tokens) for a batch of texts, padded to the longest."""
+        lengths = torch.tensor([len(one["input_ids"]) for one in tokens])
+        long = self.max_length if self.full and self.max_length is not None else int(lengths.max())
+
+        def padded(rows: list[list[int]], value: int) -> Tensor:
+            return torch.tensor([row + [value] * (long - len(row)) for row in rows])
+
+        inputs = {"input_ids": padded([one["input_ids"] for one in tokens], self.pad)}
+        if "attention_mask" in self.takes:
+            inputs["attention_mask"] = (torch.arange(long)[None] < lengths[:, None]).long()
+        if "token_type_ids" in self.takes:
             kinds = [one.get("token_type_ids") or [0] * len(one["input_ids"]) for one in tokens]
-            inputs["token_type_ids"] = torch.tensor([one + [0] * (long - len(one)) for one in kinds])
+            inputs["token_type_ids"] = padded(kinds, 0)
         return inputs
 
 
@@ -176,98 +153,52 @@ def _bundled(subject: ProbedModel) -> bool:
 
 
 def _open_clip(subject: ProbedModel, tokenizer: Tokenizer) -> TextTokenizer:
-    def encode(text: tuple[str, ...]) -> Tokens:
-        return {"input_ids": tokenizer.framed(tokenizer.encode(_one(text)))}
-
-    def shorten(text: tuple[str, ...], room: int) -> Tokens:
-        end = len(tokenizer.after)
-        return {"input_ids": [*encode(text)["input_ids"][: room - end], *tokenizer.after]}
+    def encode(text: tuple[str, ...], room: int | None) -> Tokens:
+        ids = tokenizer.framed(tokenizer.encode(" ".join(text)))
+        if room is not None:
+            ids = [*ids[: room - len(tokenizer.after)], *tokenizer.after]
+        return {"input_ids": ids}
 
     pad = int(subject.settings.get("pad_id") or 0)
-    return TextTokenizer(subject.name, encode, shorten, subject.positions, pad, True, False, frozenset())
-
-
-def _one(text: tuple[str, ...]) -> str:
-    """Join a pair, for models that take one text."""
-    return " ".join(text)
+    return TextTokenizer(subject.name, encode, subject.positions, pad, True, frozenset())
 
 
 def _transformers(subject: ProbedModel, owner: ProbedModel) -> TextTokenizer:
     made: Any = require_library("transformers").AutoTokenizer.from_pretrained(
         str(owner.folder), local_files_only=True, trust_remote_code=False
     )
-    siglip = subject.model.family.name.startswith("siglip")
-    of_transformers = subject.model.family.library == "transformers"
-    info: set[str] = set(made("a")) & {"token_type_ids"} if of_transformers else set()
-    if int(subject.settings.get("type_vocab_size") or 0) < 1:
-        info = set()
-    single = not of_transformers or siglip or subject.model.family.name.startswith("clip")
+    family = subject.model.family
+    of_transformers, siglip = family.library == "transformers", family.name.startswith("siglip")
+    single = not of_transformers or siglip or family.name.startswith("clip")  # takes one text, not pairs
 
-    def call(text: tuple[str, ...], **more: Any) -> Tokens:
-        given = (_one(text),) if single else text
-        found = made(*given, verbose=False, **more)
+    def encode(text: tuple[str, ...], room: int | None) -> Tokens:
+        given = (" ".join(text),) if single else text
+        found = made(*given, verbose=False, truncation=room is not None, max_length=room)
         return {name: list(found[name]) for name in ("input_ids", "token_type_ids") if name in found}
 
-    room = subject.positions
-    limit = int(made.model_max_length)
-    if limit < 1_000_000:  # the library has a huge number if there is no limit
-        room = limit if room is None else min(room, limit)
+    takes = {"attention_mask"} if of_transformers and not siglip else set()
+    if of_transformers and int(subject.settings.get("type_vocab_size") or 0) > 0:
+        takes |= set(made("a")) & {"token_type_ids"}
+    known = (subject.positions, int(made.model_max_length))
+    limits = [one for one in known if one is not None and one < 1_000_000]  # a huge one means none
     of_tokenizer, of_config = made.pad_token_id, subject.token("pad")
     pads = (of_tokenizer, of_config) if single else (of_config, of_tokenizer)
     pad = next((one for one in pads if one is not None), subject.token("eos"))
-    return TextTokenizer(
-        subject.name,
-        call,
-        lambda text, room: call(text, truncation=True, max_length=room),
-        room,
-        pad or 0,
-        siglip or not of_transformers,
-        of_transformers and not siglip,
-        frozenset(info),
-    )
+    full = siglip or not of_transformers
+    room = min(limits) if limits else None
+    return TextTokenizer(subject.name, encode, room, pad or 0, full, frozenset(takes))
 
 
-@dataclass(frozen=True)
-class TextBatches(Batches):
-    """Tokenized texts that are padded batch by batch."""
+def text_batches(
+    label: str, tokens: Sequence[Tokens], tokenizer: TextTokenizer, module: nn.Module
+) -> Batches:
+    """Return texts, padded batch by batch, as the inputs that a module takes; they are their own targets."""
+    takes = {"input_ids", "attention_mask", *inspect.signature(module.forward).parameters}
 
-    label: str
-    tokens: Sequence[Tokens]
-    tokenizer: TextTokenizer
-    takes: frozenset[str]
-    """The arguments of the model's forward method."""
-    labels: Tensor | None
-    """None if the texts themselves are the targets."""
+    def inputs(some: Sequence[Tokens]) -> dict[str, Tensor]:
+        return {name: one for name, one in tokenizer.inputs(some).items() if name in takes}
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def chosen(self, indices: Sequence[int]) -> TextBatches:
-        """Return the texts with these indices."""
-        labels = None if self.labels is None else self.labels[list(indices)]
-        return replace(self, tokens=[self.tokens[index] for index in indices], labels=labels)
-
-    def batch(self) -> Batch:
-        """Return all texts, padded to the longest."""
-        inputs = self.tokenizer.inputs(self.tokens)
-        given = {name: one for name, one in inputs.items() if name in self.takes}
-        if self.labels is not None:
-            return Batch(given, self.labels)
-        ids = inputs["input_ids"]  # (texts, tokens)
-        real = torch.tensor([len(one["input_ids"]) for one in self.tokens])
-        return Batch(given, ids.masked_fill(torch.arange(ids.shape[1])[None] >= real[:, None], IGNORED))
-
-    def heaviest(self) -> Batch:
-        """Return the longest text."""
-        longest = max(range(len(self)), key=lambda one: len(self.tokens[one]["input_ids"]))
-        return self.chosen([longest]).batch()
-
-
-def accepted_inputs(module: nn.Module) -> frozenset[str]:
-    """Return the names of the inputs that a module takes."""
-    found = inspect.signature(module.forward).parameters
-    info = {name for name, one in found.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
-    return frozenset({"input_ids", "attention_mask"} | info)
+    return Batches(label, tokens, inputs, None)
 
 
 # ── images ───────────────────────────────────────────────────────────────────────────────────
@@ -317,7 +248,7 @@ class ImageProcessor:
         text = SQUARE if self.subject.takes("patches") else ASSUMED
         return (text.format(label=self.subject.model.label),)
 
-    def inputs(self, images: list[ImageFile]) -> dict[str, Tensor]:
+    def inputs(self, images: Sequence[ImageFile]) -> dict[str, Tensor]:
         """Return the model's inputs for a batch of images."""
         frame = size(self.subject)
         opened = [image.opened("RGB" if frame[0] == 3 else "L") for image in images]
@@ -327,7 +258,7 @@ class ImageProcessor:
             pixels = self._transformed(self.transform, images, opened)
         return image_inputs(self.subject, pixels)
 
-    def _transformed(self, transform: Transform, images: list[ImageFile], opened: list[Any]) -> Tensor:
+    def _transformed(self, transform: Transform, images: Sequence[ImageFile], opened: list[Any]) -> Tensor:
         pixels: list[Tensor] = []
         for image, one in zip(images, opened, strict=True):
             try:
@@ -396,25 +327,3 @@ def _of_transformers(subject: ProbedModel) -> Transform | None:
         return found[0]
 
     return transform
-
-
-@dataclass(frozen=True)
-class ImageBatches(Batches):
-    """Images that are opened and prepared batch by batch."""
-
-    label: str
-    images: Sequence[ImageFile]
-    processor: ImageProcessor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def chosen(self, indices: Sequence[int]) -> ImageBatches:
-        """Return the images with these indices."""
-        images = [self.images[index] for index in indices]
-        return replace(self, images=images, labels=self.labels[list(indices)])
-
-    def batch(self) -> Batch:
-        """Open and prepare all images."""
-        return Batch(self.processor.inputs(list(self.images)), self.labels)

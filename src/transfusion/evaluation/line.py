@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family
-from transfusion.evaluation.evaluate import hold, named_base, names_adapter
+from transfusion.evaluation.evaluate import hold, named_base
+from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.settings import LineSettings
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.align import align
@@ -29,11 +30,12 @@ from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.engines import as_precision, require_device
+from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.finetunes import Finetune, open_finetune
+from transfusion.transport.finetunes import Finetune, check_named_base, open_finetune
 from transfusion.transport.output import Output
 from transfusion.transport.plan import Base, TransportPlan
-from transfusion.transport.transport import calibrated, refuse_beside_via
+from transfusion.transport.transport import refuse_beside_via, with_calibration
 
 NAIVE = "naive"
 Via: TypeAlias = Alignment | str | Path
@@ -91,7 +93,7 @@ class Lines:
     @classmethod
     def of(
         cls,
-        finetuned: Finetune,
+        finetuned: Finetune | Base,
         base: Base,
         onto: Base,
         *,
@@ -100,7 +102,7 @@ class Lines:
         device: str = "cpu",
         **options: Any,
     ) -> Lines:
-        """Open the three models and build the live one; ``options`` are those of `TransportPlan.transport`.
+        """Open the three models and build the live one; ``options`` are those of `TransportPlan.move`.
 
         If ``data`` names a task head, the live model has it.
         """
@@ -108,8 +110,7 @@ class Lines:
         require_device(device)
         pair = Pair.open(base, onto, vocabulary_share=0.0)
         a, b = pair.a, pair.b
-        if not names_adapter(finetuned) and not isinstance(finetuned, Model):
-            finetuned = Model.open(finetuned)
+        finetuned = open_finetune(finetuned)
         naive = require_one_shape(align(a, b, method=NAIVE, advice=False))
         moved = _transport(TransportPlan.between(pair, naive), finetuned, alpha=0.0, dtype=dtype, **options)
         module = in_type(moved.module(), dtype).eval()
@@ -124,9 +125,13 @@ class Lines:
         return cls(a, b, finetuned, live, input_model, naive, options)
 
     @property
-    def label(self) -> str:
-        """The reference of the fine-tune."""
-        return self.finetuned.label if isinstance(self.finetuned, Model) else str(self.finetuned)
+    def labels(self) -> tuple[str, str, str]:
+        """The references of the fine-tune, A and B."""
+        return self.finetuned.label, self.a.label, self.b.label
+
+    def evaluator(self, data: EvaluationData, batch: int | None) -> Evaluator:
+        """Return the evaluator of the live model."""
+        return data.evaluator(self.input_model, self.live, batch=batch)
 
     def each(self) -> Iterator[tuple[str, Line]]:
         """Iterate over the lines of all π, with their labels; one is in memory at a time."""
@@ -175,27 +180,26 @@ def _base(settings: LineSettings) -> Base:
 
 def open_lines(settings: LineSettings) -> Lines:
     """Open the models and every π, for the lines of τ as it is (``naive``) and of all π."""
-    via, config, progress = given_alignments(settings.via), settings.config, settings.progress
+    via, progress, resources = given_alignments(settings.via), settings.progress, settings.resources
     if via:
         refuse_beside_via(settings.aligning)
-    aligning = calibrated(settings, via or None).aligning
-    pair = Pair.open(_base(settings), settings.onto, config, progress, settings.vocabulary_share)
-    a, b = pair.a, pair.b
-    tuned = open_finetune(settings.finetuned, a, b, config, progress, trust_base=settings.trust_base)
+    aligning = with_calibration(settings, via or None).aligning
+    pair = Pair.open(_base(settings), settings.onto, settings.config, progress, settings.vocabulary_share)
+    tuned = open_finetune(settings.finetuned, settings.config)
+    check_named_base(tuned, pair.a, pair.b, progress, trust_base=settings.trust_base)
     lines = Lines.of(
         tuned,
-        a,
-        b,
+        pair.a,
+        pair.b,
         data=settings.task,
         dtype=as_precision(settings.dtype),
-        device=settings.resources.device,
+        device=resources.device,
         trust_base=settings.trust_base,
         new_tokens=settings.new_tokens,
     )
-    found = via or [
-        align(a, b, resources=settings.resources, progress=progress, seed=settings.seed, **aligning)
-    ]
-    ways = [*([None] if settings.naive else []), *map(require_one_shape, found)]
+    if not via:
+        via = [align(pair.a, pair.b, resources=resources, progress=progress, seed=settings.seed, **aligning)]
+    ways = [*([None] if settings.naive else []), *map(require_one_shape, via)]
     return replace(lines, ways=dict(zip(labels_of(ways), ways, strict=True)))
 
 
@@ -206,11 +210,10 @@ def given_alignments(via: Via | Sequence[Via] | None) -> list[Via]:
 
 def labels_of(ways: Sequence[Alignment | None], plain: str = NAIVE) -> list[str]:
     """Return the names of the methods; equal ones get their residual policy, then numbers."""
-    records = [pi.provenance if pi is not None else None for pi in ways]
-    names = [metadata.method if metadata else plain for metadata in records]
+    names = [pi.provenance.method if pi else plain for pi in ways]
     whole = [
-        f"{name} ({metadata.policy.residual})" if metadata and names.count(name) > 1 else name
-        for name, metadata in zip(names, records, strict=True)
+        f"{name} ({pi.provenance.policy.residual})" if pi and names.count(name) > 1 else name
+        for name, pi in zip(names, ways, strict=True)
     ]
     return [
         f"{label} {whole[: place + 1].count(label)}" if whole.count(label) > 1 else label
@@ -227,8 +230,6 @@ def _canonical_names(module: nn.Module, family: Family) -> dict[nn.Parameter, li
     return calls
 
 
-def _transport(plan: TransportPlan, finetuned: Finetune, **options: Any) -> Output:
+def _transport(plan: TransportPlan, finetuned: Finetune, alpha: float, **options: Any) -> Output:
     """Prepare a transport as a whole model; an adapter is folded in."""
-    made = plan.transport(finetuned, full=names_adapter(finetuned), **options)
-    assert isinstance(made, Output)
-    return made
+    return plan.move((finetuned,), Alpha(alpha), full=isinstance(finetuned, Adapter), **options)

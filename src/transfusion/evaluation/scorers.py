@@ -1,30 +1,27 @@
-"""Scorers: a live model's logits and the targets of a batch, from its task head, a linear one, or prompts."""
+"""Scorers: the logits of a live model for a batch, from its task head, from a linear one, or from prompts."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from os.path import isfile
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from transfusion.data.dataset import Dataset
-from transfusion.errors import ArchitectureError, DataError, MismatchError, reason_of
-from transfusion.evaluation.classes import Classes
-from transfusion.evaluation.inputs import IGNORED, Batch, TextTokenizer, Tokens
-from transfusion.evaluation.task_heads import LinearTaskHead
-from transfusion.files.tensor_files import content
+from transfusion.errors import ArchitectureError, DataError, MismatchError, listing, reason_of
+from transfusion.evaluation.inputs import Batch, TextTokenizer, Tokens
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.inputs import in_double, in_dtype, plain_experts, run_model
 from transfusion.running.probes.probed_model import vocabulary
 
 IMAGE, TEXT = "image", "text"
+HEAD = "a linear task head has weight (classes, width), and bias (classes) if it has one"
 _METHODS = {
     "open_clip": {IMAGE: "encode_image", TEXT: "encode_text"},
     "transformers": {IMAGE: "get_image_features", TEXT: "get_text_features"},
@@ -34,24 +31,78 @@ _EMBEDDINGS = ("image_embeds", "text_embeds", "pooler_output")
 _IMAGE_PARTS = ("visual.", "vision_model.", "visual_projection.")
 
 
-class Scorer(ABC):
-    """Computes logits and targets of a batch with a live model."""
+class PredictionKind(StrEnum):
+    """What a task head predicts for the examples."""
 
+    CLASS = "class of every example"
+    POSITION = "class of every position"
+    NEXT = "next token"
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Computes logits with the current weights of a live model: those of its own task head."""
+
+    live: LiveModel
+    label: str
+    """The examples, for messages."""
     question: str
     classes: int | None
-    """The number of classes; None for tokens."""
-    tokens = False
-    """Whether every token is a prediction of its own."""
+    """The number of classes; None if every token is a prediction."""
 
-    def ready(self) -> None:  # noqa: B027
+    def ready(self) -> None:
         """Prepare for a pass over the examples, during which the model does not change."""
 
-    @abstractmethod
+    def logits(self, inputs: Mapping[str, Tensor], *, gradients: bool) -> Tensor:
+        """Return the logits of every example (examples, classes) or position (examples, tokens, classes)."""
+        return logits_of(self.live, self.label, inputs, gradients=gradients)
+
     def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """Return logits (predictions × classes) with the current weights, and the targets."""
+        """Return logits (predictions, classes) and targets (predictions)."""
+        logits = self.logits(batch.inputs, gradients=gradients)
+        targets = batch.targets.to(logits.device)
+        if self.classes is None:  # each position predicts the next token
+            logits, targets = logits[:, :-1], targets[:, 1:]
+        return logits.flatten(0, -2), targets.flatten()
 
 
-# ── running a model ──────────────────────────────────────────────────────────────────────────
+def logits_of(
+    live: LiveModel, label: str, inputs: Mapping[str, Tensor], *, gradients: bool = False
+) -> Tensor:
+    """Run a model and return its logits."""
+    given, double = _placed(live, inputs)
+    with _refusing(live, label):
+        outputs = run_model(live.module, live.family, given, double=double, gradients=gradients)
+    name = "output" if live.family.library == "timm" else "logits"
+    if name not in outputs or live.architecture.output_space(name):
+        raise ArchitectureError(
+            f"{name_of(live)} gives no logits, so it has no loss",
+            hint="give models with a task head, such as a classifier or a language model",
+        )
+    logits = outputs[name]
+    if logits.ndim not in (2, 3):
+        raise ArchitectureError(
+            f"{name_of(live)} gives logits of {logits.ndim} dimensions, and only classes of examples or of"
+            " positions can be measured",
+            hint="give a classifier or a language model",
+        )
+    return logits
+
+
+def prediction_kind(live: LiveModel, logits: Tensor, *, shifted: bool = False) -> PredictionKind:
+    """Return what logits predict; ``shifted``: labels that the data shifted are not those of next tokens."""
+    if logits.ndim == 2:
+        return PredictionKind.CLASS
+    classes = logits.shape[-1]
+    read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
+    if shifted or read not in live.inputs or vocabulary(live.module) != classes:
+        return PredictionKind.POSITION
+    changed = live.inputs[read].clone()
+    changed[:, -1] = (changed[:, -1] + 1) % classes
+    other = {**live.inputs, read: changed}
+    before, after = (logits_of(live, "probe", one)[:, :-1] for one in (live.inputs, other))
+    causal = torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max()))
+    return PredictionKind.NEXT if causal else PredictionKind.POSITION
 
 
 def _placed(live: LiveModel, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
@@ -70,7 +121,7 @@ def _refusing(live: LiveModel, label: str) -> Iterator[None]:
         if out_of_memory(error):
             raise
         raise DataError(
-            f"{label}: {_name(live)} cannot be run on it ({reason_of(error)})",
+            f"{label}: {name_of(live)} cannot be run on it ({reason_of(error)})",
             hint="check the names, shapes and types of the inputs",
         ) from error
 
@@ -83,135 +134,9 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _name(live: LiveModel) -> str:
+def name_of(live: LiveModel) -> str:
+    """Return the class of a live model."""
     return type(live.module).__name__
-
-
-# ── task heads ───────────────────────────────────────────────────────────────────────────────
-
-
-class PredictionKind(StrEnum):
-    """What the model predicts for the examples."""
-
-    CLASS = "class of every example"
-    POSITION = "class of every position"
-    NEXT = "next token"
-
-
-@dataclass(frozen=True)
-class TaskHeadScorer(Scorer):
-    """Scores the outputs of the model's own task head."""
-
-    live: LiveModel
-    predicts: PredictionKind
-    label: str
-    classes: int | None
-
-    @property
-    def question(self) -> str:  # type: ignore[override]
-        return self.predicts
-
-    @property
-    def tokens(self) -> bool:  # type: ignore[override]
-        return self.predicts is PredictionKind.NEXT
-
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """Return one row for every example, position or token."""
-        logits = logits_of(self.live, self.label, batch.inputs, gradients=gradients)
-        targets = batch.targets.to(logits.device)
-        if self.predicts is PredictionKind.NEXT:
-            logits, targets = logits[:, :-1], targets[:, 1:]
-        return logits.flatten(0, -2), targets.flatten()
-
-
-def prediction_kind(live: LiveModel, data: Dataset) -> tuple[PredictionKind, int]:
-    """Return what is predicted, and the number of classes; refuse examples that do not fit the model."""
-    _require_inputs(live, data)
-    logits = logits_of(live, data.label, data.limited(1).inputs)
-    question = _question(live, data, logits)
-    if question is not PredictionKind.NEXT and data.labels is None:
-        raise DataError(f"{data.label}: no labels in it", hint="add a tensor 'labels', one per example")
-    if data.labels is not None:
-        _require_labels(live, data, logits)
-    return question, logits.shape[-1]
-
-
-def _question(live: LiveModel, data: Dataset, logits: Tensor) -> PredictionKind:
-    """Return what is predicted; labels of an encoder-decoder are shifted already."""
-    if logits.ndim == 2:
-        return PredictionKind.CLASS
-    shifted = data.labels is not None and "decoder_input_ids" in data.inputs
-    if shifted or not predicts_next_token(live, logits.shape[-1]):
-        return PredictionKind.POSITION
-    return PredictionKind.NEXT
-
-
-def predicts_next_token(live: LiveModel, classes: int) -> bool:
-    """Whether a model predicts the next token: its classes are tokens, and attention is causal."""
-    read = "decoder_input_ids" if "decoder_input_ids" in live.inputs else "input_ids"
-    if read not in live.inputs or vocabulary(live.module) != classes:
-        return False
-    changed = live.inputs[read].clone()
-    changed[:, -1] = (changed[:, -1] + 1) % classes
-    other = {**live.inputs, read: changed}
-    before, after = (logits_of(live, "probe", one)[:, :-1] for one in (live.inputs, other))
-    return bool(torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())))
-
-
-def logits_of(
-    live: LiveModel, label: str, inputs: Mapping[str, Tensor], *, gradients: bool = False
-) -> Tensor:
-    """Run a model and return its logits."""
-    given, double = _placed(live, inputs)
-    with _refusing(live, label):
-        outputs = run_model(live.module, live.family, given, double=double, gradients=gradients)
-    name = "output" if live.family.library == "timm" else "logits"
-    if name not in outputs or live.architecture.output_space(name):
-        raise ArchitectureError(
-            f"{_name(live)} gives no logits, so it has no loss",
-            hint="give models with a task head, such as a classifier or a language model",
-        )
-    logits = outputs[name]
-    if logits.ndim not in (2, 3):
-        raise ArchitectureError(
-            f"{_name(live)} gives logits of {logits.ndim} dimensions, and only classes of examples or of"
-            " positions can be measured",
-            hint="give a classifier or a language model",
-        )
-    return logits
-
-
-def _require_inputs(live: LiveModel, data: Dataset) -> None:
-    takes = set(inspect.signature(live.module.forward).parameters)
-    if live.family.library != "transformers":
-        takes = set(live.inputs)
-    data.require_for(
-        _name(live),
-        takes=takes,
-        needs=next(iter(live.inputs)),
-        image=tuple(live.inputs["pixel_values"].shape[1:]) if "image" in live.family.inputs else None,
-        vocabulary=vocabulary(live.module),
-    )
-
-
-def _require_labels(live: LiveModel, data: Dataset, logits: Tensor) -> None:
-    assert data.labels is not None
-    wanted = tuple(logits.shape[1:-1])
-    if tuple(data.labels.shape[1:]) != wanted:
-        raise DataError(
-            f"{data.label}: labels have shape {tuple(data.labels.shape)}, and {_name(live)} gives logits"
-            f" for {(len(data), *wanted)}",
-            hint="give one label per example" if not wanted else "give one label per position",
-        )
-    counting = data.labels[data.labels != IGNORED] if wanted else data.labels
-    classes = logits.shape[-1]
-    wrong = counting[(counting < 0) | (counting >= classes)]
-    if len(wrong):
-        raise DataError(
-            f"{data.label}: label {int(wrong[0])} is none of the {classes} classes, counted from 0, of"
-            f" {_name(live)}",
-            hint="the labels must be those that the model was trained with",
-        )
 
 
 # ── features of images and texts ─────────────────────────────────────────────────────────────
@@ -238,7 +163,7 @@ def features(
         found = _run(live, kind, given)
     if not isinstance(found, Tensor) or found.ndim != 2:
         raise ArchitectureError(
-            f"{_name(live)} gives no features of whole {kind}s",
+            f"{name_of(live)} gives no features of whole {kind}s",
             hint="give a model such as CLIP, or one with a task head of its own",
         )
     return found
@@ -263,37 +188,55 @@ def unit_length(vectors: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class LinearTaskHead:
+    """A linear map from features to classes, in a file."""
+
+    label: str
+    weight: Tensor  # (classes, width)
+    bias: Tensor | None
+    normalised: bool
+    """Whether features are scaled to length 1 first: ``normalise`` is "true" in the file's metadata."""
+
+
+def read_linear_task_head(given: object) -> LinearTaskHead | None:
+    """Read the linear task head in a file; None if this is no file that holds one and nothing else."""
+    if not isinstance(given, str | Path) or not isfile(given) or Path(given).suffix != ".safetensors":
+        return None
+    try:
+        with safe_open(given, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in {"weight", "bias"} & set(file.keys())}
+            details, others = file.metadata() or {}, set(file.keys()) - tensors.keys()
+    except (SafetensorError, OSError):
+        return None
+    if others:
+        return None
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        found = listing(f"{name} {tuple(one.shape)}" for name, one in tensors.items())
+        raise DataError(f"{given}: no linear task head: {found or 'no tensors'}", hint=HEAD)
+    return LinearTaskHead(str(given), weight, bias, details.get("normalise", "").lower() == "true")
+
+
+@dataclass(frozen=True)
 class LinearTaskHeadScorer(Scorer):
     """Scores the features of images or texts with a linear task head."""
 
-    live: LiveModel
-    label: str
     kind: str
-    task_head: LinearTaskHead
+    head: LinearTaskHead
 
-    @property
-    def question(self) -> str:  # type: ignore[override]
-        return f"class of every {self.kind}, by a linear head on its features"
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.task_head.weight)
-
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+    def logits(self, inputs: Mapping[str, Tensor], *, gradients: bool) -> Tensor:
         """Return one row for every example."""
-        found = features(self.live, self.label, self.kind, batch.inputs, gradients=gradients)
-        width = self.task_head.weight.shape[1]
+        found = features(self.live, self.label, self.kind, inputs, gradients=gradients)
+        width = self.head.weight.shape[1]
         if found.shape[1] != width:
             raise MismatchError(
-                f"{self.task_head.label}: made for features of width {width}, and"
-                f" {type(self.live.module).__name__} gives {found.shape[1]}",
+                f"{self.head.label}: made for features of width {width}, and {name_of(self.live)} gives"
+                f" {found.shape[1]}",
                 hint="give the task head that was trained on features of this kind of model",
             )
-        found = unit_length(found) if self.task_head.normalised else found
-        logits = found @ self.task_head.weight.to(found).T
-        if self.task_head.bias is not None:
-            logits = logits + self.task_head.bias.to(found)
-        return logits, batch.targets.to(logits.device)
+        found = unit_length(found) if self.head.normalised else found
+        bias = None if self.head.bias is None else self.head.bias.to(found)
+        return nn.functional.linear(found, self.head.weight.to(found), bias)
 
 
 # ── zero-shot ────────────────────────────────────────────────────────────────────────────────
@@ -303,68 +246,35 @@ class LinearTaskHeadScorer(Scorer):
 class ZeroShotScorer(Scorer):
     """Scores images by their similarity to the mean embedding of every class's prompts."""
 
-    live: LiveModel
-    label: str
-    named: Classes
     tokenizer: TextTokenizer
     prompts: Sequence[Tokens]
     """Class by class, template by template."""
     chunk: int = 64
-    _kept: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def question(self) -> str:  # type: ignore[override]
-        count = len(self.named.templates)
-        return f"zero-shot class of every image, {count} prompt{'s' * (count != 1)} a class"
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.named.names)
+    _embeddings: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    """Those of the classes, for one pass over the images."""
 
     def ready(self) -> None:
-        """Encode the prompts, unless the text tower is unchanged since the last time."""
-        key = fingerprint(self.live)
-        if key is None or key not in self._kept:
-            self._kept.clear()
-            self._kept[key or ""] = self._computed(gradients=False)
+        """Encode the prompts with the text tower as it is now."""
+        self._embeddings[:] = [self.embeddings(gradients=False)]
 
-    def answer(self, batch: Batch, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+    def logits(self, inputs: Mapping[str, Tensor], *, gradients: bool) -> Tensor:
         """Return one row for every image."""
-        seen = features(self.live, self.label, IMAGE, batch.inputs, gradients=gradients)
+        seen = features(self.live, self.label, IMAGE, inputs, gradients=gradients)
+        parameters = self.live.module.named_parameters()
+        learning = (one.requires_grad for name, one in parameters if not name.startswith(_IMAGE_PARTS))
+        if gradients and any(learning):
+            embeddings = self.embeddings(gradients=True)
+        else:
+            (embeddings,) = self._embeddings
         with torch.set_grad_enabled(gradients):
             scale = self.live.module.get_parameter("logit_scale").exp()
-            logits = scale * unit_length(seen) @ self.embeddings(gradients=gradients).T
-        return logits, batch.targets.to(logits.device)
+            return scale * unit_length(seen) @ embeddings.T
 
     def embeddings(self, *, gradients: bool = False) -> Tensor:
-        """Return the embeddings (classes, width) of the classes; for gradients, computed anew."""
-        if gradients and any(one.requires_grad for one in text_parameters(self.live).values()):
-            return self._computed(gradients=True)
-        if gradients or not self._kept:
-            self.ready()
-        return next(iter(self._kept.values()))
-
-    def _computed(self, *, gradients: bool) -> Tensor:
+        """Return the embeddings (classes, width) of the classes."""
         parts = []
         for start in range(0, len(self.prompts), self.chunk):
             inputs = self.tokenizer.inputs(self.prompts[start : start + self.chunk])
             parts.append(unit_length(features(self.live, self.label, TEXT, inputs, gradients=gradients)))
-        single = torch.cat(parts)
-        return unit_length(single.reshape(self.classes, -1, single.shape[-1]).mean(1))
-
-
-def text_parameters(live: LiveModel) -> dict[str, nn.Parameter]:
-    """Return the parameters that the features of texts may depend on."""
-    parameters = live.module.named_parameters()
-    return {name: one for name, one in parameters if not name.startswith(_IMAGE_PARTS)}
-
-
-def fingerprint(live: LiveModel) -> str | None:
-    """Return a hash of the parameters that texts depend on; None while hooks are registered."""
-    if any(one._forward_hooks or one._forward_pre_hooks for one in live.module.modules()):
-        return None
-    total = hashlib.blake2b()
-    for name, parameter in text_parameters(live).items():
-        total.update(name.encode())
-        total.update(content(parameter.detach().cpu().contiguous()))
-    return total.hexdigest()
+        single = torch.cat(parts)  # (classes · templates, width)
+        return unit_length(single.reshape(self.classes or 1, -1, single.shape[-1]).mean(1))

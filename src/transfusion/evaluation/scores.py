@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import exp, sqrt
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from transfusion.errors import SettingError
 
 ACCURACY, LOSS, PERPLEXITY, F1, MATTHEWS = "accuracy", "loss", "perplexity", "f1", "matthews"
 LESS_IS_BETTER = frozenset([LOSS, PERPLEXITY])
+_Any = TypeVar("_Any")
 POINTS = 100
 """Rates are between 0 and 1; gains are in percentage points."""
 
@@ -24,7 +25,7 @@ POINTS = 100
 class Score:
     """The score of a model: the main metric, the mean cross-entropy, the accuracy."""
 
-    metric: str
+    metric: str = field(repr=False)
     """The name of the main metric."""
     value: float
     loss: float
@@ -34,14 +35,25 @@ class Score:
     answers: Answers | None = field(default=None, compare=False, repr=False)
     """The answers behind it, for confidence intervals."""
 
-    def metadata(self) -> dict[str, Any]:
-        """Return the score for a file or another program."""
-        return {
-            "value": self.value,
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "metrics": dict(self.metrics),
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """A score on the task and, if there is one, on the support."""
+
+    task: Score
+    support: Score | None = None
+
+    def over(self, other: Scores, compare: Callable[[Score, Score], _Any | None]) -> dict[str, _Any | None]:
+        """Compare with other scores: the task and, if both have one, the support."""
+        ours, theirs = self.support, other.support
+        support = None if ours is None or theirs is None else compare(ours, theirs)
+        return {"task": compare(self.task, other.task), "support": support}
+
+
+def task_and_support(found: Iterable[_Any]) -> tuple[_Any, _Any | None]:
+    """Return what was found for the task and, if there is one, for the support."""
+    task, *support = found
+    return task, support[0] if support else None
 
 
 def gain(score: Score, reference: Score) -> float:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transfusion.evaluation.task import DataReference, EvaluationData
     from transfusion.model.model import Model, Reference
     from transfusion.report.result_files import Paths
-    from transfusion.transport.finetunes import Finetune
 
 EXAMPLES, SUPPORT, TEST, LEARNING = "Examples", "Support: what the base could do before", "Test", "Learning"
 METRICS = ("accuracy", "f1", "matthews", "loss", "perplexity")
@@ -31,6 +30,8 @@ ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
 """The default values: the range of the paper, and 1, which adds all of τ."""
 MOST = 1000
 """The largest count in first:last:count."""
+EPOCHS, RATE, START = 40, 0.05, 1.0
+"""The passes over all shots, the learning rate of Adam, and the initial coefficients."""
 
 
 def columns(text: str) -> tuple[str, ...]:
@@ -82,11 +83,7 @@ class DataSettings:
     )
     split: str | None = setting(None, "The split of a dataset.", panel=EXAMPLES)
     text: tuple[str, ...] = setting(
-        (),
-        "The column of texts; two for pairs: one,other.",
-        parse=columns,
-        shown="by name",
-        panel=EXAMPLES,
+        (), "The column of texts; two for pairs: one,other.", parse=columns, shown="by name", panel=EXAMPLES
     )
     image: str | None = setting(None, "The column of images.", shown="by name", panel=EXAMPLES)
     label: str | None = setting(None, "The column of classes.", shown="by name", panel=EXAMPLES)
@@ -98,19 +95,19 @@ class DataSettings:
         shown="all",
         panel=EXAMPLES,
     )
-    truncate: bool = setting(False, "Cut texts that are too long for the model.", kind=bool, panel=EXAMPLES)
+    truncate: bool = setting(False, "Cut texts that are too long for the model.", panel=EXAMPLES)
     batch: int | None = setting(
-        None,
-        "The number of examples at a time.",
-        kind=int,
-        least=1,
-        shown="what fits",
-        panel=RESOURCES,
+        None, "The number of examples at a time.", kind=int, least=1, shown="what fits", panel=RESOURCES
     )
     dtype: torch.dtype | str = setting(
         "float32", f"The type to compute in: {', '.join(PRECISE)}.", choices=PRECISE, shown=True, panel=MODELS
     )
-    force: bool = setting(False, "Replace existing files.", kind=bool)
+    force: bool = setting(False, "Replace existing files.")
+    architecture: str | Path | None = setting(
+        None, "A file with a table of your own.", kind=Path, panel=MODELS
+    )
+    resources: Resources = setting(LOCAL, "Threads and device.", kind=Resources, only=("device", "jobs"))
+    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
 
     @property
     def task(self) -> EvaluationData:
@@ -171,6 +168,19 @@ class SupportSettings(MetricSettings):
         return EvaluationData(self.support, **own, **common)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FigureSettings:
+    """The files of a result that has a figure."""
+
+    output: Paths = setting(
+        None,
+        "A file to write: a figure (.png, .svg, .pdf) or .json; may be given several times.",
+        kind=Path,
+        flag="--output,-o",
+        many=True,
+    )
+
+
 @dataclass(frozen=True)
 class EvaluateSettings(SupportSettings):
     """The settings of `evaluate`."""
@@ -190,21 +200,16 @@ class EvaluateSettings(SupportSettings):
     output: str | Path | None = setting(
         None, "A .json file to write the result to.", kind=Path, flag="--output,-o"
     )
-    trust_base: bool = setting(
-        False, "Do not check the base of a transported adapter.", kind=bool, panel=MODELS
-    )
-    architecture: str | Path | None = setting(
-        None, "A file with a table of your own.", kind=Path, panel=MODELS
-    )
-    resources: Resources = setting(LOCAL, "Threads and device.", kind=Resources, only=("device", "jobs"))
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    trust_base: bool = setting(False, "Do not check the base of a transported adapter.", panel=MODELS)
 
 
 @dataclass(frozen=True)
 class LineSettings(MatchingSettings, MetricSettings):
     """B + α·π(τ) in memory: what `sweep` and `fewshot` have in common."""
 
-    finetuned: Finetune = argument("The fine-tune of A: a model, or a PEFT adapter.", metavar="FINETUNED")
+    finetuned: Model | Reference = argument(
+        "The fine-tune of A: a model, or a PEFT adapter.", metavar="FINETUNED"
+    )
     _: KW_ONLY
     via: Via | Sequence[Via] | None = setting(
         None, "A file of π; give several to compare them. Without it, align first.", metavar="PI", many=True
@@ -216,20 +221,16 @@ class LineSettings(MatchingSettings, MetricSettings):
         shown="of an adapter, as its configuration says",
     )
     onto: Model | Reference = argument("B: the new release to move it onto.", metavar="B")
-    naive: bool = setting(
-        True, "Also measure B + α·τ, with nothing moved.", kind=bool, flag="--naive/--no-naive"
-    )
+    naive: bool = setting(True, "Also measure B + α·τ, with nothing moved.", flag="--naive/--no-naive")
     new_tokens: str = setting(
         "refuse", "Tokens that the fine-tune added.", choices=FATES, shown=True, panel=MODELS
     )
-    trust_base: bool = setting(
-        False, "Do not check that the fine-tune descends from A.", kind=bool, panel=MODELS
-    )
+    trust_base: bool = setting(False, "Do not check that the fine-tune descends from A.", panel=MODELS)
     resources: Resources = setting(LOCAL, "Threads and device.", kind=Resources, only=("device", "jobs"))
 
 
 @dataclass(frozen=True)
-class SweepSettings(LineSettings, SupportSettings):
+class SweepSettings(FigureSettings, LineSettings, SupportSettings):
     """The settings of `sweep`."""
 
     _: KW_ONLY
@@ -238,13 +239,6 @@ class SweepSettings(LineSettings, SupportSettings):
         "The values of α: first:last:count, or numbers with commas between them.",
         parse=alphas,
         shown="12 values from 0.01 to 2, 1 among them",
-    )
-    output: Paths = setting(
-        None,
-        "A file to write: a figure (.png, .svg, .pdf) or .json; may be given several times.",
-        kind=Path,
-        flag="--output,-o",
-        many=True,
     )
 
 
@@ -258,7 +252,7 @@ class FewShotSettings(LineSettings):
         None, "The file of α for π(τ), for 'transport --alpha'.", kind=Path, flag="--output,-o"
     )
     shots: int = setting(
-        10, "The number of examples of every class; of texts, of all texts.", kind=int, least=1, shown=True
+        10, "The number of examples of every class; of texts, of all texts.", least=1, shown=True
     )
     naive_output: str | Path | None = setting(None, "The file of α for τ as it is.", kind=Path)
     results: Paths = setting(
@@ -275,11 +269,11 @@ class FewShotSettings(LineSettings):
     )
     test_split: str | None = setting(None, "As --split, of the test.", shown="as --split", panel=TEST)
     epochs: int = setting(
-        40, "The number of passes over the examples.", kind=int, least=1, shown=True, panel=LEARNING
+        EPOCHS, "The number of passes over the examples.", least=1, shown=True, panel=LEARNING
     )
-    rate: float = setting(0.05, "The step size of Adam.", kind=float, shown=True, panel=LEARNING)
+    rate: float = setting(RATE, "The step size of Adam.", shown=True, panel=LEARNING)
     start: float = setting(
-        1.0, "The first value of every coefficient.", kind=float, least=0, shown=True, panel=LEARNING
+        START, "The first value of every coefficient.", least=0, shown=True, panel=LEARNING
     )
 
     @property
@@ -294,7 +288,7 @@ class FewShotSettings(LineSettings):
 
 
 @dataclass(frozen=True)
-class BarrierSettings(DataSettings):
+class BarrierSettings(FigureSettings, DataSettings):
     """The settings of `barrier`."""
 
     a: Model | Reference = argument(A, metavar="A")
@@ -303,19 +297,8 @@ class BarrierSettings(DataSettings):
     via: Via | Sequence[Via] | None = setting(
         None, "A file of π; give several to compare them.", metavar="PI", many=True
     )
-    vanilla: bool = setting(
-        True, "Also measure between A and B as they are.", kind=bool, flag="--vanilla/--no-vanilla"
-    )
-    points: int = setting(
-        11, "The number of values of α, ends included.", kind=int, least=2, most=10_001, shown=True
-    )
-    output: Paths = setting(
-        None,
-        "A file to write: a figure (.png, .svg, .pdf) or .json; may be given several times.",
-        kind=Path,
-        flag="--output,-o",
-        many=True,
-    )
+    vanilla: bool = setting(True, "Also measure between A and B as they are.", flag="--vanilla/--no-vanilla")
+    points: int = setting(11, "The number of values of α, ends included.", least=2, most=10_001, shown=True)
     shortcuts: Shortcuts | str | None = setting(
         None,
         "What residual connections carry between π(A) and B, where the stream's maps differ:"
@@ -323,8 +306,4 @@ class BarrierSettings(DataSettings):
         choices=SHORTCUTS,
         shown="interpolated, or as π asks",
     )
-    architecture: str | Path | None = setting(
-        None, "A file with a table of your own.", kind=Path, panel=MODELS
-    )
     resources: Resources = setting(LOCAL, "Threads.", kind=Resources, only=("jobs",))
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)

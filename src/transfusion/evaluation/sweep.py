@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from transfusion.errors import SettingError
-from transfusion.evaluation.line import Lines, line_inputs, open_lines
-from transfusion.evaluation.scores import LESS_IS_BETTER, Score, gain
+from transfusion.evaluation.line import line_inputs, open_lines
+from transfusion.evaluation.scores import LESS_IS_BETTER, Scores, gain, task_and_support
 from transfusion.evaluation.settings import SweepSettings
-from transfusion.evaluation.task import EvaluationData
 from transfusion.report.figures import draw_sweep
-from transfusion.report.result_files import ResultFiles
-from transfusion.runtime.progress import Advance
+from transfusion.report.result_files import Result, ResultFiles, fields_of
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 
-ALPHAS = (0.01, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0)
-"""The default values: the paper's range, and 1, which adds all of τ."""
 
-
-@dataclass(frozen=True)
-class TaskAndSupport:
-    """A score on the task and, if there is one, on the support set."""
-
-    task: Score
-    support: Score | None
-
-    def metadata(self) -> dict[str, Any]:
-        """Return both scores for a file or another program."""
-        return {"task": self.task.metadata(), "support": self.support and self.support.metadata()}
-
-
-@dataclass(frozen=True)
-class SweepPoint:
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint(Scores):
     """The scores at one α."""
 
     alpha: float
-    scores: TaskAndSupport
-    task_gain: float
-    """The gain over α = 0."""
-    support_gain: float | None
-
-    def metadata(self) -> dict[str, Any]:
-        """Return all results for a file or another program."""
-        gains = {"task": self.task_gain, "support": self.support_gain}
-        return {"alpha": self.alpha, **self.scores.metadata(), "gain": gains}
+    gain: dict[str, float | None]
+    """The gains over α = 0 on the ``task`` and the ``support``."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +33,23 @@ class SweepCurve:
     label: str
     method: str | None
     """The method of π; None for τ as it is."""
-    at_zero: TaskAndSupport
+    at_zero: Scores
     """The scores at α = 0 of this line. Lines begin at different models if π moves a task head."""
     points: tuple[SweepPoint, ...]
 
     @property
     def best(self) -> SweepPoint:
         """The best point on the task; among equals, the one with the least loss."""
-        sign = -1 if self.points[0].scores.task.metric in LESS_IS_BETTER else 1
-        return max(self.points, key=lambda one: (sign * one.scores.task.value, -one.scores.task.loss))
+        sign = -1 if self.points[0].task.metric in LESS_IS_BETTER else 1
+        return max(self.points, key=lambda one: (sign * one.task.value, -one.task.loss))
 
     def metadata(self) -> dict[str, Any]:
         """Return all results for a file or another program."""
-        return {
-            "label": self.label,
-            "method": self.method,
-            "at_zero": self.at_zero.metadata(),
-            "points": [point.metadata() for point in self.points],
-            "best": self.best.alpha,
-        }
+        return {**fields_of(self), "best": self.best.alpha}
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Result):
     """Curves of several lines over the same values of α, and one reference."""
 
     finetuned: str
@@ -88,25 +58,9 @@ class Sweep:
     task: dict[str, Any]
     """The task: data, examples, question, metric."""
     support: dict[str, Any] | None
-    at_zero: TaskAndSupport
+    at_zero: Scores
     """The reference of all gains: B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[SweepCurve, ...]
-    notes: tuple[str, ...] = ()
-    """Notes for the user on how it was measured."""
-    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The result as it is written to files, with the record of its run."""
-
-    def metadata(self) -> dict[str, Any]:
-        """Return all results for a file or another program."""
-        return {
-            "finetuned": self.finetuned,
-            "base": self.base,
-            "onto": self.onto,
-            "task": self.task,
-            "support": self.support,
-            "at_zero": self.at_zero.metadata(),
-            "curves": [curve.metadata() for curve in self.curves],
-        }
 
 
 @verb(SweepSettings)
@@ -119,73 +73,48 @@ def sweep(settings: SweepSettings) -> Sweep:
     ... )
     >>> [curve.label for curve in found.curves], [point.alpha for point in found.curves[0].points]
     (['naive', 'guarded'], [0.5, 1.0])
-    >>> found.curves[1].best.task_gain == found.metadata()["curves"][1]["points"][0]["gain"]["task"]
+    >>> found.curves[1].best.gain["task"] == found.metadata()["curves"][1]["points"][0]["gain"]["task"]
     True
     """
-    record = RunRecord("sweep")
-    chosen, asked, other = asked_alphas(settings.alphas), settings.task, settings.beside
-    read = (*line_inputs(settings), *asked.files, *(other.files if other else ()))
+    record, alphas = RunRecord("sweep"), asked_alphas(settings.alphas)
+    asked = [one for one in (settings.task, settings.beside) if one is not None]
+    read = (*line_inputs(settings), *(file for one in asked for file in one.files))
     files = ResultFiles.checked(settings.output, force=settings.force, inputs=read, draw=draw_sweep)
-    if other is not None and other.task_head not in (None, asked.task_head):
+    if asked[-1].task_head not in (None, asked[0].task_head):
         raise SettingError(
             "`support`: it has a task head of its own, and one model is measured on both",
             hint="give the support without a task head, or sweep it on its own",
         )
+    curves: list[SweepCurve] = []
     with settings.resources.in_process():
         lines = open_lines(settings)
-        with settings.progress.bar(len(chosen) * len(lines.ways), "building the models") as advance:
-            found = _sweep(lines, chosen, asked, other, settings.batch, advance)
-    for note in found.notes:
+        with settings.progress.bar(len(alphas) * len(lines.ways), "building the models") as advance:
+            evaluators = [lines.evaluator(one, settings.batch) for one in asked]
+
+            def measured() -> Scores:
+                task, support = task_and_support(one.measure() for one in evaluators)
+                return Scores(task=task, support=support)
+
+            zero = measured()
+            for label, line in lines.each():
+                own, points = zero, []
+                if line.carries:
+                    with line.at(0.0):
+                        own = measured()
+                for alpha in alphas:
+                    with line.at(alpha):
+                        scores = measured()
+                    gains = scores.over(zero, gain)
+                    point = SweepPoint(task=scores.task, support=scores.support, alpha=alpha, gain=gains)
+                    points.append(point)
+                    advance(f"{label} · α = {alpha:.3g} · {gains['task']:+.3g}")
+                curves.append(SweepCurve(label, line.method, own, tuple(points)))
+    about = task_and_support(one.metadata() for one in evaluators)
+    notes = tuple(dict.fromkeys(note for one in evaluators for note in one.notes))
+    for note in notes:
         settings.progress.warn(note)
+    found = Sweep(*lines.labels, *about, zero, tuple(curves), notes=notes)
     return files.finish(found, record)
-
-
-def _sweep(
-    lines: Lines,
-    alphas: Sequence[float],
-    asked: EvaluationData,
-    other: EvaluationData | None,
-    batch: int | None,
-    advance: Advance,
-) -> Sweep:
-    """Measure one curve per line."""
-    task = asked.evaluator(lines.input_model, lines.live, batch=batch)
-    support = None
-    if other is not None:
-        support = other.evaluator(lines.input_model, lines.live, batch=batch)
-
-    def measured() -> TaskAndSupport:
-        return TaskAndSupport(task.measure(), support.measure() if support is not None else None)
-
-    zero = measured()
-    curves: list[SweepCurve] = []
-    for label, line in lines.each():
-        own, points = zero, list[SweepPoint]()
-        if line.carries:
-            with line.at(0.0):
-                own = measured()
-        for alpha in alphas:
-            with line.at(alpha):
-                points.append(point_of(alpha, measured(), zero))
-            advance(f"{label} · α = {alpha:.3g} · {points[-1].task_gain:+.3g}")
-        curves.append(SweepCurve(label, line.method, own, tuple(points)))
-    return Sweep(
-        lines.label,
-        lines.a.label,
-        lines.b.label,
-        task.metadata(),
-        support.metadata() if support is not None else None,
-        zero,
-        tuple(curves),
-        tuple(dict.fromkeys((*task.notes, *(support.notes if support is not None else ())))),
-    )
-
-
-def point_of(alpha: float, scores: TaskAndSupport, zero: TaskAndSupport) -> SweepPoint:
-    """Return a point with its gains over a reference."""
-    both = scores.support is not None and zero.support is not None
-    support = gain(scores.support, zero.support) if both else None  # type: ignore[arg-type]
-    return SweepPoint(alpha, scores, gain(scores.task, zero.task), support)
 
 
 def asked_alphas(given: Iterable[float | str]) -> list[float]:

@@ -7,34 +7,22 @@ An installed package may add modules with ``FAMILIES`` under the entry point ``t
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-from transfusion.architecture.expressions import Functions
 from transfusion.architecture.family_library import Library
 from transfusion.architecture.table import Component, Config, Family
 from transfusion.errors import ArchitectureError
-from transfusion.families.functions import NO_CONFIG
-
-__all__ = [
-    "ENTRY_POINT",
-    "NO_CONFIG",
-    "all_families",
-    "family_of_component",
-    "known_keys",
-    "read_families",
-    "register_file",
-]
+from transfusion.families import functions, inputs, unet
+from transfusion.runtime.untrusted_files import read_text
 
 ENTRY_POINT = "transfusion.families"
 SUFFIX = ".family"
-_FUNCTIONS = ("functions", "inputs", "timm", "unet")
-"""Modules whose functions the texts of this folder may call."""
 _registered: list[Family] = []
+_files: dict[Path, tuple[int, ModuleType]] = {}
+"""Files that were read, by path: when each was written, and its tables."""
 
 
 def all_families() -> tuple[Family, ...]:
@@ -59,20 +47,16 @@ def family_of_component(component: Component, section: Config, name: str) -> Fam
 @cache
 def library() -> tuple[Library, tuple[Family, ...]]:
     """Return what the texts of this folder define, and their families."""
-    modules = [import_module(f"{__name__}.{name}") for name in _FUNCTIONS]
-    read = Library(_functions(*modules), family_of_component)
-    files = sorted(Path(__file__).parent.glob(f"*{SUFFIX}"), key=lambda file: (file.stem != "common", file))
-    names = [name for file in files for name in read.read(file.read_text(encoding="utf-8"), file.name)]
-    return read, read.families(names)
-
-
-def _functions(*modules: ModuleType) -> Functions:
-    return {
+    called = {
         name: one
-        for module in modules
+        for module in (functions, inputs, unet)
         for name, one in vars(module).items()
         if callable(one) and getattr(one, "__module__", "") == module.__name__
     }
+    read = Library(called, family_of_component)
+    files = sorted(Path(__file__).parent.glob(f"*{SUFFIX}"), key=lambda file: (file.stem != "common", file))
+    names = [name for file in files for name in read.read(file.read_text(encoding="utf-8"), file.name)]
+    return read, read.families(names)
 
 
 @cache
@@ -86,46 +70,28 @@ def known_keys(name: str) -> frozenset[str]:
     return library()[0].keys[name]
 
 
-if not TYPE_CHECKING:
-
-    def __getattr__(name):  # drafts of earlier releases import HARMLESS
-        if name == "HARMLESS":
-            return known_keys("harmless")
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-
-
-def read_families(text: str, file: str, functions: Functions | None = None) -> tuple[Family, ...]:
-    """Return the families of a text, which may refer to all that the texts of this folder define.
-
-    ``functions`` are those that the text may call besides.
-    """
-    own = library()[0].extended(functions or {})
+def read_families(text: str, file: str) -> tuple[Family, ...]:
+    """Return the families of a text, which may refer to all that the texts of this folder define."""
+    own = library()[0].extended()
     return own.families(own.read(text, file))
 
 
 def register_file(file: str | Path) -> ModuleType:
     """Use the tables of a text from now on, or those of a file of Python that defines ``FAMILIES``."""
-    path = Path(file)
-    module = _text_module(path) if path.suffix == SUFFIX else _python_module(path)
-    found = getattr(module, "FAMILIES", None)
-    if not found or not all(isinstance(family, Family) for family in found):
-        raise ArchitectureError(
-            f"{path}: it defines no FAMILIES",
-            hint="docs/your-own.md has an example of a text, and of a file of Python",
-        )
-    _registered.extend(family for family in found if family not in _registered)
-    return module
-
-
-def _text_module(path: Path) -> ModuleType:
-    module = ModuleType(path.stem)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchitectureError(
-            f"{path}: not a readable text ({error})", hint="give a text of a family"
-        ) from error
-    module.FAMILIES = read_families(text, str(path))  # type: ignore[attr-defined]
+    path = Path(file).resolve()
+    if path not in _files or not path.exists() or _files[path][0] != path.stat().st_mtime_ns:
+        module = ModuleType(path.stem) if path.suffix == SUFFIX else _python_module(path)
+        if path.suffix == SUFFIX:
+            module.FAMILIES = read_families(read_text(path, ArchitectureError), str(file))  # type: ignore[attr-defined]
+        found = getattr(module, "FAMILIES", None)
+        if not found or not all(isinstance(family, Family) for family in found):
+            raise ArchitectureError(
+                f"{file}: it defines no FAMILIES",
+                hint="docs/your-own.md has an example of a text, and of a file of Python",
+            )
+        _files[path] = path.stat().st_mtime_ns, module
+    _, module = _files[path]
+    _registered.extend(family for family in module.FAMILIES if family not in _registered)
     return module
 
 

@@ -1,6 +1,8 @@
-"""Functions that texts of families call: which blocks and units are rotated, and other facts of models."""
+"""Functions that texts of families call: which blocks and units are rotated, and how many heads there are."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from transfusion.architecture.naming import depth
 from transfusion.architecture.table import Config, Shapes
@@ -85,3 +87,49 @@ def published_heads(family: str, width: int) -> int:
 def needs_config(family: str, what: str) -> ArchitectureError:
     """Return the error for a model whose shapes leave something open."""
     return ArchitectureError(f"{family}: {what} does not follow from the shapes", hint=NO_CONFIG)
+
+
+# ── timm ──────────────────────────────────────────────────────────────────────────────────
+
+SIZES = {
+    "tiny": {192: 3},
+    "xsmall wee pwee dwee dpwee": {256: 4},
+    "little dlittle": {320: 5},
+    "small": {384: 6},
+    "medium mediumd": {512: 8},
+    "betwixt": {640: 10},
+    "base": {768: 12, 896: 14},
+    "so150m2": {832: 13},
+    "so150m": {896: 14},
+    "large intern300m": {1024: 16},
+    "so400m": {1152: 16},
+    "huge": {1280: 16},
+    "giant": {1408: 16, 1536: 24},
+    "giantopt": {1536: 16},
+    "gigantic": {1664: 16},
+}
+"""What timm's names say: of each size, the widths and their numbers of heads."""
+
+
+def timm_settings(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Return the configuration with the number of heads, and with whether the MLP is packed."""
+    first = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0]
+    packed = first == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
+    heads = heads_of(config, shapes["blocks.0.norm1.weight"][0])
+    return {**config, "num_heads": heads, "packed": packed}
+
+
+def heads_of(config: Config, width: int) -> int:
+    """The number of heads, as its name and its arguments say; a width alone does not tell it."""
+    arguments, name = config.get("model_args") or {}, config.get("architecture", "")
+    heads, words = arguments.get("num_heads"), name.split("_")
+    if heads is None and "embed_dim" not in arguments:
+        named = (widths for sizes, widths in SIZES.items() if not {*sizes.split()}.isdisjoint(words))
+        heads = 16 if name == "vit_base_patch16_gap_224" else next(named, {}).get(width)
+    if heads is None:
+        raise ArchitectureError(
+            f"timm-vit: {name} of width {width}: neither its name nor its arguments tell the number of"
+            " attention heads",
+            hint='say it in config.json: "model_args": {"num_heads": …}',
+        )
+    return int(heads)

@@ -45,15 +45,11 @@ def of_patches(pixels: Any, patch: int, merge: int, frames: int) -> tuple[Any, A
     return flat, grid
 
 
-def scattered(pixels: Any, count: int) -> Any:
-    """Return a number between 0 and 1 for each of ``count`` patches, the same for every image."""
-    return (12.9898 * pixels.new_ones(len(pixels), count).cumsum(1)).sin().mul(43758.5453).frac().abs()
-
-
 def mae_inputs(config: Config, given: Inputs) -> Inputs:
-    """ViT-MAE: the patches that are hidden are drawn at random, unless they are given."""
-    patches = (config["image_size"] // config["patch_size"]) ** 2
-    return {**given, "noise": scattered(given["pixel_values"], patches)}
+    """ViT-MAE: hidden patches are drawn at random, unless numbers between 0 and 1 are given for all."""
+    pixels, patches = given["pixel_values"], (config["image_size"] // config["patch_size"]) ** 2
+    numbers = pixels.new_ones(len(pixels), patches).cumsum(1)  # (images, patches), the same for every image
+    return {**given, "noise": (12.9898 * numbers).sin().mul(43758.5453).frac().abs()}
 
 
 def sam_inputs(config: Config, given: Inputs) -> Inputs:
@@ -77,11 +73,8 @@ def llava_inputs(config: Config, given: Inputs) -> Inputs:
 
 
 def paligemma_inputs(config: Config, given: Inputs) -> Inputs:
-    return _shown(config, given, _patches(config))
-
-
-def colpali_inputs(config: Config, given: Inputs) -> Inputs:
-    return paligemma_inputs(config["vlm_config"], given)
+    inner = config.get("vlm_config", config)  # ColPali
+    return _shown(inner, given, _patches(inner))
 
 
 def gemma3_inputs(config: Config, given: Inputs) -> Inputs:
@@ -160,23 +153,23 @@ def qwen_image_inputs(config: Config, given: Inputs) -> Inputs:
 
 def pixart_inputs(config: Config, given: Inputs) -> Inputs:
     """The sizes of an image come in one argument."""
-    told = {name: given.get(name) for name in ("resolution", "aspect_ratio")}
-    others = {name: one for name, one in given.items() if name not in told}
+    others = dict(given)
+    told = {name: others.pop(name, None) for name in ("resolution", "aspect_ratio")}
     return {**others, "added_cond_kwargs": told}
 
 
 def unet_inputs(config: Config, given: Inputs) -> Inputs:
     """What is known of an image comes in one argument."""
-    told = {name: given[name] for name in ("text_embeds", "time_ids") if name in given}
-    others = {name: one for name, one in given.items() if name not in told}
-    return {**others, **({"added_cond_kwargs": told} if told else {})}
+    others = dict(given)
+    told = {name: others.pop(name) for name in ("text_embeds", "time_ids") if name in given}
+    return {**others, "added_cond_kwargs": told} if told else others
 
 
 def wan_inputs(config: Config, given: Inputs) -> Inputs:
     """The first and the last image of a video are two of a batch."""
-    if (images := given.get("both_images")) is None:
-        return dict(given)
-    others = {name: one for name, one in given.items() if name != "both_images"}
+    others = dict(given)
+    if (images := others.pop("both_images", None)) is None:
+        return others
     return {**others, "encoder_hidden_states_image": images.reshape(2 * len(images), -1, images.shape[2])}
 
 

@@ -14,85 +14,10 @@ from math import gcd
 from typing import Any
 
 from transfusion.architecture.naming import depth
-from transfusion.architecture.table import Axis, Config, Shapes, Stack, Table, fixed
-from transfusion.architecture.table_builder import placed_below
+from transfusion.architecture.table import Config, Shapes
 from transfusion.errors import ArchitectureError
 from transfusion.families.functions import needs_config
 
-ENDS = """
-conv_in.*                           {first} <- latent above beside
-time_embedding.cond_proj.weight?    frequency <- wish
-time_embedding.linear_1.*           clock <- frequency
-time_embedding.linear_2.*           time <- clock
-add_embedding.linear_1.*?           size <- told
-add_embedding.linear_2.*?           time <- size
-conv_norm_out.*                     scale {last}
-conv_out.*                          latent_out <- {last} above beside
-"""
-
-RESNET = """
-norm1.*             scale {source}
-conv1.*             (group unit) <- {source} above beside
-time_emb_proj.*     (group unit) <- time
-norm2.*             scale (group unit)
-conv2.*             {target} <- (group unit) above beside
-"""
-
-SHORTCUT = """
-conv_shortcut.*     {target} <- {source} _ _
-"""
-
-TRANSFORMER = """
-norm.*                                        scale {stream}
-proj_in.*                                     x@first <- {stream}{pixels}
-transformer_blocks.{{}}.norm1.*               scale x
-transformer_blocks.{{}}.attn1.to_q.*          (head qk) <- x
-transformer_blocks.{{}}.attn1.to_k.*          (head qk) <- x
-transformer_blocks.{{}}.attn1.to_v.*          (head vo) <- x
-transformer_blocks.{{}}.attn1.to_out.0.*      y <- (head vo)
-transformer_blocks.{{}}.norm2.*               scale y
-transformer_blocks.{{}}.attn2.to_q.*          (cross_head cross_qk) <- y
-transformer_blocks.{{}}.attn2.to_k.*          (cross_head cross_qk) <- text
-transformer_blocks.{{}}.attn2.to_v.*          (cross_head cross_vo) <- text
-transformer_blocks.{{}}.attn2.to_out.0.*      z <- (cross_head cross_vo)
-transformer_blocks.{{}}.norm3.*               scale z
-transformer_blocks.{{}}.ff.net.0.proj.*       [ffn|ffn] <- z
-transformer_blocks.{{}}.ff.net.2.*            x@next <- ffn
-proj_out.*                                    {stream} <- x@last{pixels}
-"""
-
-SHORTCUTS = """
-transformer_blocks.{}.norm1   x -> y        transformer_blocks.{}.attn1
-transformer_blocks.{}.norm2   y -> z        transformer_blocks.{}.attn2
-transformer_blocks.{}.norm3   z -> x@next   transformer_blocks.{}.ff
-"""
-
-CHANNELS = (
-    fixed("cell", "group norms normalise neighbouring channels together", scope="layer"),
-    Axis("channel", within="cell"),
-)
-ATTENTION = (
-    Axis("head"),
-    Axis("qk", within="head"),
-    Axis("vo", within="head", tied_with="qk"),
-    Axis("ffn"),
-    Axis("cross_head"),
-    Axis("cross_qk", within="cross_head"),
-    Axis("cross_vo", within="cross_head", tied_with="cross_qk"),
-)
-AXES = (
-    Axis("time", scope="model"),
-    Axis("clock", scope="model"),
-    Axis("size", scope="model"),
-    fixed("above", "rows of pixels come in this order"),
-    fixed("beside", "columns of pixels come in this order"),
-    fixed("told", "what is known of an image comes in this order"),
-    fixed("wish", "the sines of the guidance come in this order"),
-    fixed("frequency", "the sines of the time step come in this order"),
-    fixed("latent", "the channels of the image come in this order"),
-    fixed("latent_out", "the channels of the image come in this order"),
-    fixed("text", "the text encoder's units come in this order"),
-)
 HEADS: dict[tuple[int, ...], int | list[int]] = {
     (320, 640, 1280, 1280, 768): 8,
     (320, 640, 1280, 1280, 1024): [5, 10, 20, 20],
@@ -100,13 +25,7 @@ HEADS: dict[tuple[int, ...], int | list[int]] = {
     (384, 768, 1536, 1536, 1280): [6, 12, 24, 24],
 }
 """The numbers of heads in the published models, by the widths of their levels and of the text."""
-PERMUTED = "is divided into groups that are normalised apart: its channels may be permuted only"
-PLAIN_DOWN, DOWN, PLAIN_UP, UP = (
-    "DownBlock2D",
-    "CrossAttnDownBlock2D",
-    "UpBlock2D",
-    "CrossAttnUpBlock2D",
-)
+PLAIN_DOWN, DOWN, PLAIN_UP, UP = "DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D"
 
 
 @dataclass
@@ -114,12 +33,11 @@ class _Plan:
     """The streams and modules of one UNet, in the order of the forward pass."""
 
     groups: int
-    pixels: str
-    """The two further dimensions of a projection that is a convolution."""
     cells: dict[str, int] = field(default_factory=dict)
     """The size of a stream's cells."""
     sizes: dict[str, int] = field(default_factory=dict)
-    stacks: list[Stack] = field(default_factory=list)
+    blocks: list[tuple[Any, ...]] = field(default_factory=list)
+    """Of each block its kind, place and stack, the channels that it reads and writes, its depth and heads."""
 
     def stream(self, name: str, size: int) -> str:
         self.sizes[name] = self.cells[name] = size
@@ -132,71 +50,56 @@ class _Plan:
             self.cells[one] = gcd(self.cells[one], group, start)
             start += self.sizes[one]
 
-    def resnet(self, name: str, sources: tuple[str, ...], size: int) -> str:
+    def add(self, kind: str, place: str, sources: tuple[str, ...], target: str, *more: int) -> None:
+        parts = "|".join(map(_channels, sources))
+        source = parts if len(sources) == 1 else f"[{parts}]"
+        self.blocks.append((kind, place, _stack(place), source, _channels(target), *(more or (1,))))
+
+    def resnet(self, place: str, sources: tuple[str, ...], size: int) -> str:
         """Add a residual block; return the stream that it ends in: its own, if its shortcut has weights."""
         plain = sum(self.sizes[one] for one in sources) == size
         if plain and len(sources) > 1:
             raise ArchitectureError(
-                f"unet: {name} adds a concatenation of two streams to its output",
+                f"unet: {place} adds a concatenation of two streams to its output",
                 hint="there is no table for it",
             )
         self.normalise(*sources)
-        target = sources[0] if plain else self.stream(f"{_stack(name)}_out", size)
-        rows = RESNET if plain else RESNET + SHORTCUT.strip()
-        rows = rows.format(source=_concatenated(*sources), target=_channels(target))
-        axes = (Axis("group"), Axis("unit", within="group"))
-        self._add(name, Stack(_stack(name), 1, rows, axes, {"group": self.groups}))
+        target = sources[0] if plain else self.stream(f"{_stack(place)}_out", size)
+        self.add("resnet", place, sources, target)
         return target
 
-    def attention(self, name: str, stream: str, depth: int, heads: int) -> None:
+    def transformer(self, place: str, stream: str, depth: int, heads: int) -> None:
         """Add the transformer blocks of one place."""
         self.normalise(stream)
-        rows = TRANSFORMER.format(stream=_channels(stream), pixels=self.pixels)
-        sizes = {"head": heads, "cross_head": heads}
-        points = ("x", "y", "z")
-        self._add(name, Stack(_stack(name), depth, rows, ATTENTION, sizes, SHORTCUTS, points))
+        self.add("transformer", place, (stream,), stream, depth, heads)
 
-    def _add(self, name: str, stack: Stack) -> None:
-        """Add a stack whose modules stand below ``name``."""
-        self.stacks += placed_below(f"{name}.", Table((stack,))).stacks
-
-    def resample(self, name: str, source: str) -> str:
+    def resample(self, place: str, source: str) -> str:
         """Add a convolution between two resolutions."""
-        target = self.stream(f"{_stack(name)}_out", self.sizes[source])
-        row = f"{name}.conv.*   {_channels(target)} <- {_channels(source)} above beside"
-        self.stacks.append(Stack(_stack(name), 1, row, ()))
+        target = self.stream(f"{_stack(place)}_out", self.sizes[source])
+        self.add("resample", place, (source,), target)
         return target
 
-    def channels(self) -> Iterator[Stack]:
-        """Yield a stack without rows for the axes of each stream."""
-        for name, size in self.cells.items():
-            yield Stack(name, 1, "", CHANNELS, {"channel": size})
 
-
-def _stack(name: str) -> str:
-    return name.replace(".", "_")
+def _stack(place: str) -> str:
+    return place.replace(".", "_")
 
 
 def _channels(stream: str) -> str:
     return f"({stream}.cell {stream}.channel)"
 
 
-def _concatenated(*streams: str) -> str:
-    parts = "|".join(_channels(one) for one in streams)
-    return f"[{parts}]" if len(streams) > 1 else parts
-
-
 def _each(value: Any, count: int) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value] * count
 
 
-def unet_table(config: Config, names: frozenset[str]) -> Table:
+def unet_plan(config: Config) -> tuple[str, str, list[tuple[Any, ...]], list[tuple[str, int]]]:
+    """Return the channels of the first and of the last stream, all blocks, and the size of all cells."""
     channels = config["block_out_channels"]
     levels = len(channels)
     layers = _each(config["layers_per_block"], levels)
     depths = _each(config.get("transformer_layers_per_block") or 1, levels)
     heads = _each(config.get("num_attention_heads") or config["attention_head_dim"], levels)
-    plan = _Plan(config["norm_num_groups"], "" if config.get("use_linear_projection") else " _ _")
+    plan = _Plan(config["norm_num_groups"])
     x = first = plan.stream("conv_in", channels[0])
     skips = [x]
     for level, kind in enumerate(config["down_block_types"]):
@@ -204,25 +107,24 @@ def unet_table(config: Config, names: frozenset[str]) -> Table:
         for layer in range(layers[level]):
             x = plan.resnet(f"{name}.resnets.{layer}", (x,), channels[level])
             if kind == DOWN:
-                plan.attention(f"{name}.attentions.{layer}", x, depths[level], heads[level])
+                plan.transformer(f"{name}.attentions.{layer}", x, depths[level], heads[level])
             skips.append(x)
         if level < levels - 1:
             x = plan.resample(f"{name}.downsamplers.0", x)
             skips.append(x)
     x = plan.resnet("mid_block.resnets.0", (x,), channels[-1])
-    plan.attention("mid_block.attentions.0", x, depths[-1], heads[-1])
+    plan.transformer("mid_block.attentions.0", x, depths[-1], heads[-1])
     x = plan.resnet("mid_block.resnets.1", (x,), channels[-1])
     for up, kind in enumerate(config["up_block_types"]):
         name, level = f"up_blocks.{up}", levels - 1 - up
         for layer in range(layers[level] + 1):
             x = plan.resnet(f"{name}.resnets.{layer}", (x, skips.pop()), channels[level])
             if kind == UP:
-                plan.attention(f"{name}.attentions.{layer}", x, depths[level], heads[level])
+                plan.transformer(f"{name}.attentions.{layer}", x, depths[level], heads[level])
         if level:
             x = plan.resample(f"{name}.upsamplers.0", x)
     plan.normalise(x)
-    ends = Stack("ends", 1, ENDS.format(first=_channels(first), last=_channels(x)), ())
-    return Table(stacks=(ends, *plan.stacks, *plan.channels()), axes=AXES, unrotated=PERMUTED)
+    return _channels(first), _channels(x), plan.blocks, list(plan.cells.items())
 
 
 def unet_from_shapes(shapes: Shapes) -> dict[str, Any]:
@@ -236,12 +138,11 @@ def unet_from_shapes(shapes: Shapes) -> dict[str, Any]:
         max(1, depth(shapes, f"{place}.attentions.0.transformer_blocks.{{}}."))
         for place in (*(f"down_blocks.{level}" for level in levels[:-1]), "mid_block")
     ]
-    attends = {
-        name: f"{name}.attentions.0.norm.weight" in shapes
-        for side in ("down", "up")
-        for level in levels
-        for name in (f"{side}_blocks.{level}",)
-    }
+
+    def kinds(side: str, attending: str, plain: str) -> list[str]:
+        norms = (f"{side}_blocks.{level}.attentions.0.norm.weight" for level in levels)
+        return [attending if norm in shapes else plain for norm in norms]
+
     told = shapes.get("add_embedding.linear_1.weight")
     wish = shapes.get("time_embedding.cond_proj.weight")
     return {
@@ -250,8 +151,8 @@ def unet_from_shapes(shapes: Shapes) -> dict[str, Any]:
         "out_channels": shapes["conv_out.weight"][0],
         "block_out_channels": channels,
         "layers_per_block": depth(shapes, "down_blocks.0.resnets.{}."),
-        "down_block_types": [DOWN if attends[f"down_blocks.{one}"] else PLAIN_DOWN for one in levels],
-        "up_block_types": [UP if attends[f"up_blocks.{one}"] else PLAIN_UP for one in levels],
+        "down_block_types": kinds("down", DOWN, PLAIN_DOWN),
+        "up_block_types": kinds("up", UP, PLAIN_UP),
         "norm_num_groups": 32,
         "cross_attention_dim": text,
         "attention_head_dim": HEADS[known],

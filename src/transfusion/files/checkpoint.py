@@ -4,13 +4,14 @@ A checkpoint is a safetensors file, a ``.pt`` or ``.bin`` file, or a folder as t
 open_clip or timm write it. Opening a checkpoint reads the headers only; `Checkpoint.read` reads a single
 tensor. Pickles are loaded by torch's restricted unpickler only. `Checkpoint.of` makes a checkpoint of tensors
 in memory.
+
+`CheckpointView` shows tensors under other names, or with other rows, than those that are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,44 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.errors import CheckpointError, listing
-from transfusion.files.held_tensors import HeldTensors
-from transfusion.files.references import PICKLES, resolve
+from transfusion.files.references import WEIGHTS, resolve, weights_in
 from transfusion.files.tensor_files import (
-    BLOCK,
-    FLOATS,
-    SAFETENSORS_DTYPES,
+    PICKLES,
     Rows,
-    Stamp,
     TensorInfo,
     all_finite,
     content,
-    headers,
-    read_bytes,
+    read_into,
     read_tensor,
     row_blocks,
     stamp,
-    tensor_digest,
     unpickle,
 )
-from transfusion.files.weight_files import WEIGHTS, weights_in
 from transfusion.runtime.untrusted_files import path_inside, read_json
-
-__all__ = [
-    "BLOCK",
-    "CONFIGS",
-    "FLOATS",
-    "MEMORY",
-    "SAFETENSORS_DTYPES",
-    "WEIGHTS",
-    "Checkpoint",
-    "Rows",
-    "TensorInfo",
-    "all_finite",
-    "content",
-    "headers",
-    "row_blocks",
-    "tensor_digest",
-]
 
 CONFIGS = ("config.json", "open_clip_config.json")
 PartT = TypeVar("PartT")
@@ -83,9 +60,10 @@ class Checkpoint:
     """The module whose tensors these are, if it was given in memory."""
     auxiliary_folder: Path | None = None
     """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
+    companions: Checkpoint | None = field(default=None, repr=False)
+    """The tensors of other models in the same files, such as a VAE: outputs have them as they are."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The tensors of the pickles that are loaded, or mapped."""
-    _held: HeldTensors | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the paths only: another process opens the files itself."""
@@ -102,29 +80,17 @@ class Checkpoint:
             "tensors": {name: replace(info, file=where[info.file]) for name, info in self.tensors.items()},
             "module": None,
             "_pickles": {},
-            "_held": None,
         }
-
-    @contextmanager
-    def holding_tensors(self) -> Iterator[None]:
-        """Read tensors whole, and once, from which scattered rows are read in the ``with`` block."""
-        self._held = HeldTensors()
-        try:
-            yield
-        finally:
-            self._held = None
 
     def require_unchanged(self) -> None:
         """Refuse files that have changed since they were opened, here or in another process."""
         opened = {info.file: info.stamp for info in self.tensors.values() if info.stamp}
-        now = {file: _stamp(file) for file in opened}
-        if unseen := [file for file in opened if now[file] is None]:
+        if unseen := [file for file in opened if not file.exists()]:
             raise CheckpointError(
                 f"{self.label}: {listing(unseen, 2)} cannot be seen",
                 hint="the file was moved, or the storage that holds it is not mounted at this path",
             )
-        changed = [file.name for file in opened if now[file] != opened[file]]
-        if changed:
+        if changed := [file.name for file in opened if stamp(file) != opened[file]]:
             raise CheckpointError(
                 f"{self.label}: {listing(changed)} changed while it was being read",
                 hint="run again when no other program writes to the file",
@@ -135,18 +101,13 @@ class Checkpoint:
         info = self.tensors[name]
         try:
             if info.file.suffix not in PICKLES:
-                return read_tensor(info, rows) if self._held is None else self._held.rows(info, rows)
-            tensor = self._unpickled(info.file)[name]
+                return read_tensor(info, rows)
+            if info.file not in self._pickles:
+                self._pickles[info.file] = unpickle(info.file)
+            tensor = self._pickles[info.file][name]
         except (OSError, KeyError) as error:
             raise self._unreadable(name, error) from error
-        if rows is None:
-            return tensor
-        return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
-
-    def _unpickled(self, file: Path) -> dict[str, Tensor]:
-        if file not in self._pickles:
-            self._pickles[file] = unpickle(file)
-        return self._pickles[file]
+        return tensor if rows is None else tensor[rows]
 
     def sample(self, pieces: Sequence[str]) -> bytes:
         """Return a fixed sample of the bytes of a tensor, which is stored in these pieces of equal size.
@@ -172,15 +133,22 @@ class Checkpoint:
         info = self.tensors[name]
         if info.file.suffix in PICKLES:
             return bytes(content(self.read(name))[start : start + count])
+        found = bytearray(count)
         try:
-            return read_bytes(info, start, count)
+            read_into(info, [(start, memoryview(found))])
         except OSError as error:
             raise self._unreadable(name, error) from error
+        return bytes(found)
 
     def read_finite(self, name: str, rows: Rows | None = None) -> Tensor:
         """Read one tensor, or some of its rows; refuse NaN and infinite values."""
         tensor = self.read(name, rows)
-        self._require_finite(name, tensor)
+        if tensor.is_floating_point() and not all_finite(tensor):
+            raise CheckpointError(
+                f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
+                " infinite values",
+                hint="the model is damaged, or was saved in a type that is too narrow for its values",
+            )
         return tensor
 
     def _unreadable(self, name: str, error: Exception) -> CheckpointError:
@@ -189,28 +157,11 @@ class Checkpoint:
             hint="run again when no other program writes to the file, or fetch the file again",
         )
 
-    def _require_finite(self, name: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point() and not all_finite(tensor):
-            raise CheckpointError(
-                f"{self.label if self.in_memory else self.tensors[name].file}: {name} contains NaN or"
-                " infinite values",
-                hint="the model is damaged, or was saved in a type that is too narrow for its values",
-            )
-
     def in_stored_names(
         self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]
     ) -> dict[str, PartT]:
         """Return the tensors of an output by the names in files; ``join`` concatenates rows."""
         return dict(tensors)
-
-    def stored_name(self, name: str) -> str:
-        """Return the name in files of a tensor."""
-        return name
-
-    @property
-    def companions(self) -> Checkpoint | None:
-        """The tensors of other models in the same files, such as a VAE: outputs have them as they are."""
-        return None
 
     @property
     def in_memory(self) -> bool:
@@ -230,10 +181,14 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     def auxiliary_files(self) -> list[Path]:
-        """Return the other files of the folder that belong to a model: tokenizer, processor, generation."""
+        """Return the other files of the folder that belong to a model: tokenizer, processor, generation.
+
+        A configuration in the authors' words, which is not read, is one of them.
+        """
         if not self.root.is_dir():
             return []
-        skipped = {*CONFIGS, "transfusion.json", "README.md", ".gitattributes"}
+        read = () if self.config is None else CONFIGS
+        skipped = {*read, "transfusion.json", "README.md", ".gitattributes"}
         return [
             path
             for path in sorted(self.root.iterdir())
@@ -306,8 +261,111 @@ def _require_values(tensors: Mapping[str, Tensor], label: str) -> None:
         )
 
 
-def _stamp(file: Path) -> Stamp | None:
-    try:
-        return stamp(file)
-    except OSError:
-        return None
+# ── views ─────────────────────────────────────────────────────────────────────────────────
+
+NOWHERE = -1
+"""The number of a row that is not stored."""
+_AT_ONCE = 2**22
+"""The numbers of a stored tensor that are read at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowSelection:
+    """The rows of a view of one tensor: a range, or the number of each stored row, or `NOWHERE`."""
+
+    rows: Rows | None = None
+    """None for all rows."""
+    dim: int = 0
+    """The dimension that is selected from; 0 for a range."""
+    fill: float = 0.0
+    """The values of a row that is not stored."""
+    stored: str = ""
+    """The name of the stored tensor, if it is another than that of the view."""
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        if self.rows is None:
+            return stored
+        count = len(self.rows) if isinstance(self.rows, Tensor) else self.rows.stop - self.rows.start
+        return (*stored[: self.dim], count, *stored[self.dim + 1 :])
+
+    @property
+    def first(self) -> int:
+        """The first row of a range."""
+        return self.rows.start if isinstance(self.rows, slice) else 0
+
+    def read(self, checkpoint: Checkpoint, name: str, rows: Rows | None) -> Tensor:
+        """Read the view of a tensor, or some of its rows."""
+        if isinstance(self.rows, Tensor):
+            return self._picked(checkpoint, name, self.rows, rows)
+        if self.rows is None:
+            return checkpoint.read(name, rows)
+        if isinstance(rows, Tensor):
+            return checkpoint.read(name, rows + self.first)
+        start, stop, _ = (rows or slice(None)).indices(self.rows.stop - self.first)
+        return checkpoint.read(name, slice(self.first + start, self.first + stop))
+
+    def _picked(self, checkpoint: Checkpoint, name: str, wanted: Tensor, rows: Rows | None) -> Tensor:
+        if self.dim:
+            stored, there = checkpoint.read(name, rows), wanted != NOWHERE
+            found = torch.full(self.shape(tuple(stored.shape)), self.fill, dtype=stored.dtype)
+            picked = stored.index_select(self.dim, wanted[there])
+            return found.index_copy_(self.dim, there.nonzero().flatten(), picked)
+        info, wanted = checkpoint.tensors[name], wanted if rows is None else wanted[rows]
+        found = torch.full((len(wanted), *info.shape[1:]), self.fill, dtype=info.dtype)
+        for block in row_blocks(found.shape, _AT_ONCE):  # the stored tensor is never held whole
+            there = wanted[block] != NOWHERE
+            found[block][there] = checkpoint.read(name, wanted[block][there])
+        return found
+
+
+@dataclass
+class CheckpointView(Checkpoint):
+    """A checkpoint, some of whose tensors are read under other names, or with other rows."""
+
+    stored: Checkpoint | None = None
+    selections: Mapping[str, RowSelection] = field(default_factory=dict)
+    """By the name of the tensor in the view."""
+
+    @classmethod
+    def over(
+        cls,
+        stored: Checkpoint,
+        selections: Mapping[str, RowSelection],
+        names: Iterable[str] | None = None,
+        **changed: Any,
+    ) -> CheckpointView:
+        """Return a view of all tensors, or of those of these names, with ``changed`` fields."""
+        own = {one.name: getattr(stored, one.name) for one in fields(Checkpoint)}
+        view = cls(**{**own, **changed}, stored=stored, selections=selections)
+        view.tensors = {name: view._info(name) for name in (stored.tensors if names is None else names)}
+        return view
+
+    def _info(self, name: str) -> TensorInfo:
+        checkpoint, place, selection = self._place(name)
+        info = checkpoint.tensors[place]
+        return replace(info, name=name, shape=selection.shape(info.shape))
+
+    def _place(self, name: str) -> tuple[Checkpoint, str, RowSelection]:
+        """Return where a tensor is stored."""
+        assert self.stored is not None
+        selection = self.selections.get(name, RowSelection())
+        return self.stored, selection.stored or name, selection
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        checkpoint, stored, selection = self._place(name)
+        return selection.read(checkpoint, stored, rows)
+
+    def _bytes(self, name: str, start: int, count: int) -> bytes:
+        checkpoint, stored, selection = self._place(name)
+        return checkpoint._bytes(stored, selection.first * self.tensors[name].row_bytes + start, count)
+
+    def in_stored_names(
+        self, tensors: Mapping[str, PartT], join: Callable[[Sequence[PartT]], PartT]
+    ) -> dict[str, PartT]:
+        """Return the tensors of an output by the names of the file that it mirrors."""
+        parts: dict[str, dict[int, PartT]] = {}
+        for name, tensor in tensors.items():
+            _, stored, selection = self._place(name)
+            parts.setdefault(stored, {})[selection.first] = tensor
+        whole = {name: [found[row] for row in sorted(found)] for name, found in parts.items()}
+        return {name: found[0] if len(found) == 1 else join(found) for name, found in whole.items()}

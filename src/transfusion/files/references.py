@@ -1,4 +1,4 @@
-"""Resolve references to models.
+"""Find a model, and its weights: in a folder, in an index and its shards, or in a single file.
 
 A reference is an existing path, or else a hub id: ``org/name`` or ``org/name@revision``. Of a pipeline of
 diffusers, the model that denoises is meant; ``org/name/transformer`` fetches nothing else.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from transfusion.errors import CheckpointError
-from transfusion.runtime.untrusted_files import path_inside
-
-PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
+from transfusion.errors import CheckpointError, listing
+from transfusion.files.lora_keys import is_lora
+from transfusion.files.tensor_files import PICKLES, TensorInfo, content, headers, read_tensor, unpickle
+from transfusion.runtime.untrusted_files import path_inside, read_json, require_closed, validate
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 """The folders of the models in a pipeline that denoise."""
@@ -80,3 +80,118 @@ def _fetch(reference: str, repo: str, revision: str | None, part: str | None) ->
             hint="check the spelling, the network and your access, or give a local path",
         ) from error
     return folder
+
+
+# ── weights ───────────────────────────────────────────────────────────────────────────────
+
+WEIGHTS = (
+    "model.safetensors",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin",
+)
+_KINDS = PICKLES | {".safetensors"}
+_SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
+_ADAPTER, _PEFT = "adapter_model", "base_model.model."
+_FINETUNED = "give it to 'transport' as FINETUNED, with its base as `base`"
+_AGAIN = "fetch the file again"
+_MIXED = "index and shards belong to different models; fetch the folder again"
+
+
+def weights_in(root: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of a folder or of a file, in the order of its files."""
+    if root.is_dir():
+        require_closed(root)
+        index = next(iter(sorted(root.glob("*.index.json"))), None)
+        tensors = headers(_only_weights(root)) if index is None else _in_shards(root, index)
+    else:
+        if root.suffix not in _KINDS:
+            raise CheckpointError(
+                f"{root}: not a kind of file that holds weights",
+                hint="give a .safetensors, .bin or .pt file, or a folder",
+            )
+        tensors = {} if root.name.startswith(_ADAPTER) else headers(root)
+    lora = is_lora(tensors)
+    if root.name.startswith(_ADAPTER) or (lora and any(name.startswith(_PEFT) for name in tensors)):
+        raise CheckpointError(
+            f"{root}: these are the weights of an adapter",
+            hint="give the adapter's folder, which also holds its adapter_config.json",
+        )
+    if lora:
+        raise CheckpointError(
+            f"{root}: this is a LoRA, and not a model", hint=f"{_FINETUNED}; 'inspect' shows what it is for"
+        )
+    return tensors
+
+
+def _only_weights(root: Path) -> Path:
+    """Return the file with the weights of a folder without an index."""
+    found = [root / name for name in WEIGHTS if (root / name).exists()]
+    if found:
+        return found[0]
+    candidates = sorted(path for path in root.iterdir() if path.suffix in _KINDS)
+    names = listing(path.name for path in candidates)
+    if not candidates:
+        what = f"no weights in this folder (looked for {listing(WEIGHTS)})"
+        adapter = (root / "adapter_config.json").exists()
+        hint = f"this is an adapter; {_FINETUNED}" if adapter else "give the folder with the model's files"
+    elif any(_SHARDED.fullmatch(path.name) for path in candidates):
+        what, hint = f"shards without an index ({names})", "fetch the .index.json that belongs to them"
+    elif len(candidates) > 1:
+        what, hint = f"several files with weights ({names})", "give the path of one of the files"
+    elif candidates[0].name.startswith(_ADAPTER):
+        what, hint = "this is an adapter, not a model", _FINETUNED
+    else:
+        return candidates[0]
+    raise CheckpointError(f"{root}: {what}", hint=hint)
+
+
+def _in_shards(root: Path, index: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of all shards; refuse those that are not where the index says."""
+    placed = _read_index(index)
+    shards = {name: headers(root / name) for name in dict.fromkeys(placed.values())}
+    absent = [f"{name} in {file}" for name, file in placed.items() if name not in shards[file]]
+    unlisted = [name for shard in shards.values() for name in shard if name not in placed]
+    if absent or unlisted:
+        shown = f"the index names {len(absent)} tensor(s) that their shard does not hold: {listing(absent)}"
+        other = f"the shards hold {len(unlisted)} tensor(s) that the index does not name: {listing(unlisted)}"
+        raise CheckpointError(f"{root}: {shown if absent else other}", hint=_MIXED)
+    for file, shard in shards.items():
+        for name, info in shard.items():
+            if placed[name] != file and not _same(info, shards[placed[name]][name]):
+                raise CheckpointError(
+                    f"{root}: {name} is in {placed[name]}, as the index says, and differs in {file}",
+                    hint=_MIXED,
+                )
+    return {name: shards[file][name] for file in shards for name in shards[file] if placed[name] == file}
+
+
+def _same(one: TensorInfo, other: TensorInfo) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    first, second = (
+        unpickle(info.file)[info.name] if info.file.suffix in PICKLES else read_tensor(info)
+        for info in (one, other)
+    )
+    return content(first) == content(second)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Return the file of every tensor."""
+    if not (found := read_json(index).get("weight_map")):
+        raise CheckpointError(f"{index}: it has no weight_map, or an empty one", hint=_AGAIN)
+    placed = validate(found, dict[str, str], f"{index}: weight_map", hint=_AGAIN)
+    files = list(dict.fromkeys(placed.values()))
+    if odd := [name for name in files if Path(name).suffix not in _KINDS]:
+        what = f"it names {odd[0]!r}, which is not a kind of file that holds weights"
+        raise CheckpointError(f"{index}: {what}", hint=_AGAIN)
+    missing = [name for name in files if not path_inside(index.parent, index.parent / name).exists()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent}: {index.name} names {len(missing)} shard(s) that do not exist:"
+            f" {listing(missing)}",
+            hint="the download is incomplete; fetch the missing files",
+        )
+    return placed

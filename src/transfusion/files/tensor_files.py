@@ -11,12 +11,11 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from blake3 import blake3
@@ -24,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transfusion.errors import CheckpointError, SettingError
-from transfusion.files.references import PICKLES
 from transfusion.runtime.untrusted_files import require_regular
 
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -88,57 +87,50 @@ def headers(file: Path) -> dict[str, TensorInfo]:
             name: TensorInfo(name, tuple(tensor.shape), tensor.dtype, file, stamp=details)
             for name, tensor in unpickle(file).items()
         }
-    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    try:
-        with safe_open(file, framework="pt") as opened:
-            if "transfusion" in (opened.metadata() or {}):
-                raise CheckpointError(
-                    f"{file}: a file of π, not a model", hint="check the order of the arguments"
-                )
-            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
-                piece = opened.get_slice(name)
-                dtype = SAFETENSORS_DTYPES.get(piece.get_dtype())
-                if dtype is None:
-                    raise CheckpointError(
-                        f"{file}: {name} is stored as {piece.get_dtype()}, which is not supported",
-                        hint="quantised checkpoints cannot be moved; use the original weights",
-                    )
-                found[name] = tuple(piece.get_shape()), dtype
-        offsets = _offsets(file)
-        return {name: TensorInfo(name, *one, file, offsets[name], details) for name, one in found.items()}
-    except (SafetensorError, OSError, ValueError, LookupError, RecursionError) as error:
-        raise CheckpointError(
-            f"{file}: not a complete safetensors file ({error})",
-            hint="an interrupted download may have truncated it; fetch it again",
-        ) from error
+    header, start = _header(file)
+    if "transfusion" in header.pop("__metadata__", {}):
+        raise CheckpointError(f"{file}: a file of π, not a model", hint="check the order of the arguments")
+    for name, info in header.items():
+        if info["dtype"] not in SAFETENSORS_DTYPES:
+            raise CheckpointError(
+                f"{file}: {name} is stored as {info['dtype']}, which is not supported",
+                hint="quantised checkpoints cannot be moved; use the original weights",
+            )
+    return {
+        name: TensorInfo(
+            name,
+            tuple(info["shape"]),
+            SAFETENSORS_DTYPES[info["dtype"]],
+            file,
+            start + info["data_offsets"][0],
+            details,
+        )
+        for name, info in header.items()
+    }
 
 
 def header_metadata(file: Path) -> dict[str, str]:
     """Return the free entries in the header of a safetensors file; none of a pickle."""
     if require_regular(file).suffix in PICKLES:
         return {}
+    return dict(_header(file)[0].get("__metadata__", {}))
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, which the library has checked, and where its data begins."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            return dict(opened.metadata() or {})
-    except (SafetensorError, OSError, ValueError) as error:
+        with safe_open(file, framework="pt"):
+            pass
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > min(_LARGEST_HEADER, file.stat().st_size):
+                raise ValueError(f"a header of {length} bytes")
+            return json.loads(opened.read(length)), 8 + length
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: not a complete safetensors file ({error})",
             hint="an interrupted download may have truncated it; fetch it again",
         ) from error
-
-
-def _offsets(file: Path) -> dict[str, int]:
-    """Return the offset of every tensor, from a header that safetensors has checked."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > min(_LARGEST_HEADER, file.stat().st_size):
-            raise ValueError(f"a header of {length} bytes")
-        header = json.loads(opened.read(length))
-    return {
-        name: 8 + length + details["data_offsets"][0]
-        for name, details in header.items()
-        if name != "__metadata__"
-    }
 
 
 def stamp(file: Path | int) -> Stamp:
@@ -149,88 +141,47 @@ def stamp(file: Path | int) -> Stamp:
 
 def read_tensor(info: TensorInfo, rows: Rows | None = None) -> Tensor:
     """Read a tensor of a safetensors file, or some of its rows; refuse a file that has changed."""
-    with open_tensor(info) as reader:
-        return reader(rows)
+    if isinstance(rows, Tensor):
+        return _picked(info, rows)
+    if rows is None:
+        shape, start = info.shape, 0
+    else:
+        first, last, _ = rows.indices(info.shape[0])
+        shape, start = (max(0, last - first), *info.shape[1:]), first * info.row_bytes
+    found = torch.empty(shape, dtype=info.dtype)
+    read_into(info, [(start, content(found))])
+    return found
 
 
-def read_bytes(info: TensorInfo, start: int, count: int) -> bytes:
-    """Read some bytes of a tensor of a safetensors file."""
-    found = bytearray(count)
-    with open_tensor(info) as reader:
-        reader.read_into(memoryview(found), start)
-    return bytes(found)
+def _picked(info: TensorInfo, rows: Tensor) -> Tensor:
+    """Read rows from anywhere: as one range, if they lie close together, or one by one."""
+    if not rows.numel():
+        return read_tensor(info, slice(0, 0))
+    first, last = (int(end) for end in torch.aminmax(rows))
+    span, size = last + 1 - first, info.row_bytes
+    if span * size <= (WIDE_SPAN if span <= DENSE * len(rows) else SPAN):
+        return read_tensor(info, slice(first, last + 1)).index_select(0, rows - first)
+    picked = torch.empty((len(rows), *info.shape[1:]), dtype=info.dtype)
+    into = content(picked)
+    places = range(0, len(into), size)
+    starts = (rows * size).tolist()
+    read_into(info, [(start, into[at : at + size]) for start, at in zip(starts, places, strict=True)])
+    return picked
 
 
-@contextmanager
-def open_tensor(info: TensorInfo) -> Iterator[TensorReader]:
-    """Open a tensor of a safetensors file; refuse a file that has changed."""
+def read_into(info: TensorInfo, ranges: Iterable[tuple[int, memoryview]]) -> None:
+    """Fill buffers from these bytes of a stored tensor on; refuse a file that has changed."""
     with FileIO(info.file) as file:
-        _require_stamp(file, info)
-        yield TensorReader(file, info)
-
-
-def _require_stamp(file: FileIO, info: TensorInfo) -> None:
-    if stamp(file.fileno()) != info.stamp:
-        raise OSError("the file changed while it was being read")
-
-
-def read_stored(info: TensorInfo, rows: Rows | None = None) -> Tensor:
-    """Read a tensor of any file of weights, or some of its rows."""
-    if info.file.suffix in PICKLES:
-        tensor = unpickle(info.file)[info.name]
-        return tensor if rows is None else tensor[rows]
-    return read_tensor(info, rows)
-
-
-@dataclass(frozen=True)
-class TensorReader:
-    """Reads rows of one tensor from an open file."""
-
-    file: FileIO
-    info: TensorInfo
-
-    def __call__(self, rows: Rows | None) -> Tensor:
-        if rows is None:
-            return self.fill(self._empty(self.info.shape), 0)
-        if isinstance(rows, slice):
-            first, last, _ = rows.indices(self.info.shape[0])
-            return self._between(first, max(first, last))
-        return self._picked(rows)
-
-    def _between(self, first: int, last: int) -> Tensor:
-        return self.fill(self._empty((last - first, *self.info.shape[1:])), first * self.info.row_bytes)
-
-    def _picked(self, rows: Tensor) -> Tensor:
-        if not rows.numel():
-            return self._between(0, 0)
-        first, last = (int(end) for end in torch.aminmax(rows))
-        span = last + 1 - first
-        if span * self.info.row_bytes <= (WIDE_SPAN if span <= DENSE * len(rows) else SPAN):
-            return self._between(first, last + 1).index_select(0, rows - first)
-        picked = self._empty((len(rows), *self.info.shape[1:]))
-        into, row = content(picked), self.info.row_bytes
-        starts = (rows * row).tolist()
-        for place, start in zip(range(0, len(into), row), starts, strict=True):
-            self.read_into(into[place : place + row], start)
-        return picked
-
-    def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self.info.dtype)
-
-    def fill(self, tensor: Tensor, start: int) -> Tensor:
-        """Read as many bytes as a tensor holds, from this byte of the stored tensor on."""
-        self.read_into(content(tensor), start)
-        return tensor
-
-    def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fill a buffer from this byte of the stored tensor on."""
-        self.file.seek(self.info.offset + start)
-        count = self.file.readinto(buffer)
-        while count < len(buffer):  # interrupted by a signal, or more than the system reads at once
-            more = self.file.readinto(buffer[count:])
-            if not more:
-                raise OSError("the file ends too early")
-            count += more
+        if stamp(file.fileno()) != info.stamp:
+            raise OSError("the file changed while it was being read")
+        for start, buffer in ranges:
+            file.seek(info.offset + start)
+            count = file.readinto(buffer)
+            while count < len(buffer):  # interrupted by a signal, or more than the system reads at once
+                more = file.readinto(buffer[count:])
+                if not more:
+                    raise OSError("the file ends too early")
+                count += more
 
 
 def unpickle(file: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -26,6 +27,8 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *_MODELS)
 """The files of which one holds the tokens of a tokenizer."""
 _AGAIN = "fetch the tokenizer again"
 _SPACE = "▁"
+_SINGLE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""The token of a byte, as sentencepiece writes it."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,13 @@ class TokenTable:
         if row in self.literal:
             return token.encode("utf-8", "surrogatepass")
         if self.kind == BYTES:
-            found = [_byte_alphabet().get(one) for one in token]
-            known = [one for one in found if one is not None]
+            alphabet = _byte_alphabet()
+            known = [alphabet[one] for one in token if one in alphabet]
             return bytes(known) if len(known) == len(token) else token.encode("utf-8", "surrogatepass")
-        single = _single_byte(token)
-        if single is None:
-            return token.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
-        return bytes([single]) if single >= 0x80 else None  # a letter has a token of its own, too
+        if single := _SINGLE_BYTE.fullmatch(token):
+            byte = bytes.fromhex(single[1])
+            return byte if byte >= b"\x80" else None  # a letter has a token of its own, too
+        return token.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
 
 
 def tokens_in(folder: Path | None) -> tuple[TokenTable | None, str]:
@@ -111,22 +114,17 @@ def _of_tokenizer_json(path: Path) -> TokenTable:
     whole = read_json(path)
     model = whole.get("model")
     found = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(found, list):  # unigram: tokens with their scores
-        pairs = [one[0] if isinstance(one, list) and one else None for one in found]
-        vocabulary = dict(enumerate(pairs))
-    elif isinstance(found, dict):
-        vocabulary = _by_row(found, path)
-    else:
+    if not isinstance(found, list | dict):
         raise CheckpointError(f"{path}: no vocabulary in it", hint=_AGAIN)
+    if isinstance(found, list):  # unigram: tokens with their scores
+        found = {row: one[0] if isinstance(one, list) and one else None for row, one in enumerate(found)}
+    else:
+        found = _by_row(found, path)
     listed = whole.get("added_tokens") or []
-    if not isinstance(listed, list):
-        raise CheckpointError(f"{path}: added_tokens is no list", hint=_AGAIN)
-    added: dict[int, Any] = {}
-    for one in listed:
-        if not isinstance(one, dict) or "id" not in one:
-            raise CheckpointError(f"{path}: an added token has no id", hint=_AGAIN)
-        added[_row(one["id"], path)] = one.get("content")
-    return _table(vocabulary, added, _kind(whole, model or {}, vocabulary), path)
+    if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
+        raise CheckpointError(f"{path}: added_tokens is no list, or an added token has no id", hint=_AGAIN)
+    added = {_row(one["id"], path): one.get("content") for one in listed}
+    return _table(found, added, _kind(whole, model or {}, found), path)
 
 
 def _kind(whole: Mapping[str, Any], model: Mapping[str, Any], vocabulary: Mapping[int, Any]) -> str:
@@ -198,13 +196,3 @@ def _byte_alphabet() -> dict[str, int]:
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-def _single_byte(token: str) -> int | None:
-    """Return the byte of a sentencepiece token such as ``<0x0A>``."""
-    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
-        return None
-    try:
-        return int(token[3:5], 16)
-    except ValueError:
-        return None

@@ -10,9 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from io import FileIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,13 +19,10 @@ import torch
 from torch import Tensor
 
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.publishing import umask, write_json, write_text
-from transfusion.files.staging import StagingFolder
+from transfusion.files.publishing import StagingFolder, write_json, write_text
 from transfusion.files.tensor_files import SAFETENSORS_DTYPES, content
 from transfusion.runtime.engines import Threads
 
-_FLUSHED = 2**26
-"""The bytes after which the disk is given work."""
 _WORDS = {dtype: word for word, dtype in SAFETENSORS_DTYPES.items()}
 
 
@@ -75,54 +70,15 @@ def write_shard(
     written, header = 0, _header(ordered, metadata or {"format": "pt"})
     announced = len(header) + sum(lazy_tensor.nbytes for lazy_tensor in ordered.values())
     pieces: Iterable[bytes | memoryview] = chain([header], map(content, made))
-    with path.open("wb", buffering=0) as file, _Flushing(file.fileno()) as flushing:
+    with path.open("wb") as file:
         for piece in pieces:
-            _write(file, piece)
-            written += len(piece)
-            flushing.note(written)
+            written += file.write(piece)
         if written != announced:
             raise AssertionError(
                 f"{path}: {written} bytes were written, but the header announces {announced}"
             )
-        flushing.finish()
-    path.chmod(0o666 & ~umask())
-
-
-def _write(file: FileIO, piece: bytes | memoryview) -> None:
-    """Write all of a piece: the system may take less at once."""
-    rest = memoryview(piece)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-class _Flushing:
-    """Flushes a file to the disk while it is being written, so that little is left to wait for at the end."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._flushed = descriptor, 0
-        self._pool = ThreadPoolExecutor(1)
-        self._running: Future[None] | None = None
-
-    def __enter__(self) -> _Flushing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown()
-
-    def note(self, written: int) -> None:
-        """Start to flush if there is enough, and nothing else is being flushed."""
-        if written - self._flushed >= _FLUSHED and (self._running is None or self._running.done()):
-            self._wait()
-            self._running, self._flushed = self._pool.submit(os.fsync, self._descriptor), written
-
-    def finish(self) -> None:
-        """Flush all; return when everything is on the disk."""
-        self._wait()
-        os.fsync(self._descriptor)
-
-    def _wait(self) -> None:
-        if self._running is not None:
-            self._running.result()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _header(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> bytes:
@@ -173,17 +129,12 @@ def write_shards(
 
     The names of changed tensors are kept with each shard.
     """
-    changed_tensors |= changed_tensors_in(staging)
+    changed_tensors |= {name for shard in staging.finished.values() for name in shard["changed_tensors"]}
     for name, parts in files.items():
         if name not in staging.finished:
             before = set(changed_tensors)
             write_shard(staging.output / name, parts, workers)
             staging.finish(name, changed_tensors=sorted(changed_tensors - before))
-
-
-def changed_tensors_in(staging: StagingFolder) -> set[str]:
-    """Return the changed tensors of the finished shards."""
-    return {changed for info in staging.finished.values() for changed in info["changed_tensors"]}
 
 
 def complete_model(
@@ -201,19 +152,15 @@ def complete_model(
     if len(files) > 1:
         total = sum(lazy_tensor.nbytes for parts in files.values() for lazy_tensor in parts.values())
         placed = {tensor: name for name, parts in files.items() for tensor in parts}
+        stem = DIFFUSION if all(name.startswith(DIFFUSION) for name in files) else "model"
         index = {"metadata": {"total_size": total}, "weight_map": placed}
-        write_json(staging.output / f"{_stem(files)}.safetensors.index.json", index)
+        write_json(staging.output / f"{stem}.safetensors.index.json", index)
     if config is not None and like.config_name:
         write_json(staging.output / like.config_name, config)
     for auxiliary_file in auxiliary_files:
         shutil.copy2(auxiliary_file, staging.output / auxiliary_file.name)
     for name, text in texts.items():
         write_text(staging.output / name, text)
-
-
-def _stem(files: Iterable[str]) -> str:
-    """Return the beginning of the name of an index; diffusers looks for its own."""
-    return DIFFUSION if all(name.startswith(DIFFUSION) for name in files) else "model"
 
 
 def _names(originals: Sequence[Path], library: str) -> list[str]:

@@ -20,13 +20,11 @@ from zlib import crc32
 import numpy as np
 from torch import Tensor
 
-from transfusion.alignment.maps import Map
-from transfusion.alignment.moves import RowMover
+from transfusion.alignment.maps import Map, Mover
 from transfusion.architecture.naming import block_of
 from transfusion.files.tensor_files import Rows
-from transfusion.matching.blocks import blocks
-from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial, search_blocks
+from transfusion.matching.weights import WeightPair, tensor_products
 from transfusion.runtime.engines import Engine
 
 BLOCKS_OF_THE_NULL = 24
@@ -34,7 +32,7 @@ BLOCKS_OF_THE_NULL = 24
 SAMPLE = 4
 """About how many axes of each kind agreements are measured on, if there is no null."""
 LINEAGE = 0.8
-"""From this share of the objective found, the identity means that B descends from A."""
+"""B descends from A if the identity reaches this share of the best objective."""
 MATERIAL = 0.1
 """From this share of the way from the null to a perfect match, a correspondence counts as found."""
 CERTAIN = 3.0
@@ -93,7 +91,7 @@ def advise(search: Search, trial: Trial) -> Advice:
     Agreements are those of the axes in the null, or of a few of each kind: reading all tensors once more
     would take as long as a sweep.
     """
-    search.evidence.gains.forget()
+    search.gains.forget()
     null = {} if trial.name == UNMOVED else _null(search)
     agreed = agreements(search.weights, trial.maps, list(null) or _sample(search), search.engine)
     permuted_only = bool(search.weights.architecture.unrotated)
@@ -105,9 +103,7 @@ def agreements(
     weights: WeightPair, maps: Mapping[str, Map], ids: Iterable[str], engine: Engine
 ) -> dict[str, float]:
     """Return for every axis the correlation of π(A) and B over the tensors that have it."""
-    names = weights.tensors_with(ids)
-    items = [(name, weights.beside(name, maps)) for name in names]
-    parts = dict(zip(names, engine.map(partial(_part, weights), items), strict=True))
+    parts = tensor_products(weights, weights.tensors_with(ids), maps, engine, "ab", "aa", "bb")
     agreed: dict[str, float] = {}
     for id in ids:
         product, square_a, square_b = (
@@ -115,11 +111,6 @@ def agreements(
         )
         agreed[id] = product / (square_a * square_b) ** 0.5 if square_a and square_b else 0.0
     return agreed
-
-
-def _part(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float, float]:
-    """Return ⟨π(A), B⟩, |π(A)|² and |B|² of one tensor."""
-    return weights.products(*item)
 
 
 class _Shuffled(WeightPair):
@@ -130,15 +121,15 @@ class _Shuffled(WeightPair):
         if side == "a":
             return of_model(rows)
         every = slice(0, self.b.info(name).shape[0])
-        return self._shuffled(name)(of_model, every if rows is None else rows)
+        return self._shuffled(name).move_rows(of_model, every if rows is None else rows)
 
-    def _shuffled(self, name: str) -> RowMover:
+    def _shuffled(self, name: str) -> Mover:
         architecture, layout = self.architecture, self.tensors[name]
         rng = np.random.default_rng(crc32(name.encode()))
         maps: dict[str, Map] = {
             id: Map.random(architecture.sizes[id], architecture.rows(id), rng) for id in layout.names()
         }
-        return RowMover(layout, maps, architecture.sizes, architecture.parents)
+        return Mover(layout, maps, architecture.sizes, architecture.parents)
 
 
 def _null(search: Search) -> dict[str, float]:
@@ -147,7 +138,7 @@ def _null(search: Search) -> dict[str, float]:
     weights = _Shuffled(real.a, real.b, vectors=method.vectors, **real.place)
     brief = replace(method, starts=method.starts[:1], restarts=0, max_sweeps=2, screen=False)
     middle, whole = middle_axes(search)
-    engine, limit = search.engine, search.evidence.gains.limit
+    engine, limit = search.engine, search.gains.limit
     null = Search(weights, brief, seed=search.seed, engine=engine, limit=limit, only=middle)
     return agreements(weights, null.run().maps, whole, engine)
 
@@ -157,8 +148,8 @@ def middle_axes(search: Search) -> tuple[list[str], list[str]]:
 
     Return all axes twice, if some kind of axis would be left out, such as the one map of a tied stream.
     """
-    weights, axes = search.weights, search.axes
-    found = blocks(weights, search.method)
+    weights, axes = search.weights, search.weights.axes
+    found = search_blocks(weights, search.method)
     first = max(0, (len(found) - BLOCKS_OF_THE_NULL) // 2)
     middle = [id for block in found[first : first + BLOCKS_OF_THE_NULL] for id in block.ids]
     whole = [id for id in middle if weights.neighbours[id] & set(axes) <= set(middle)]
@@ -176,7 +167,7 @@ def _sample(search: Search) -> list[str]:
 def _kinds(search: Search) -> dict[str, list[str]]:
     """Return the axes of each kind."""
     kinds: dict[str, list[str]] = defaultdict(list)
-    for id in search.axes:
+    for id in search.weights.axes:
         kinds[search.weights.architecture.spaces[id].axis].append(id)
     return kinds
 
@@ -191,8 +182,8 @@ def _margins(
         found = fmean(agreed[id] for id in compared)
         spread = stdev(chance) if len(chance) > 1 else 0.0
         margins[kind] = AgreementMargin(
-            identity=fmean(search.in_place.axes[id].margin for id in members),
-            home=fmean(search.in_place.axes[id].home for id in members),
+            identity=fmean(search.in_place[id].margin for id in members),
+            home=fmean(search.in_place[id].home for id in members),
             found=found,
             null=fmean(chance) if chance else None,
             beyond=(found - fmean(chance)) / spread if spread else None,
@@ -235,16 +226,12 @@ OUTSIDE = "outside the blocks"
 def base_drift(weights: WeightPair, maps: Mapping[str, Map], engine: Engine) -> dict[str, float]:
     """Return |B − π(A)| / |A| for every block."""
     moving = {id: map_ for id, map_ in maps.items() if not map_.is_identity()}
-    items = [(name, weights.beside(name, moving)) for name in weights.tensors]
-    blocks: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for (name, _), sizes in zip(items, engine.map(partial(_distance, weights), items), strict=True):
-        block = blocks[block_of(name) or OUTSIDE]
-        block[0], block[1] = block[0] + sizes[0], block[1] + sizes[1]
-    return {name: relative(moved, of_a) for name, (moved, of_a) in blocks.items()}
-
-
-def _distance(weights: WeightPair, item: tuple[str, Mapping[str, Map]]) -> tuple[float, float]:
-    return weights.distance(*item)
+    by_block: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    products = tensor_products(weights, list(weights.tensors), moving, engine, "dd", "aa")
+    for name, squares in products.items():
+        block = by_block[block_of(name) or OUTSIDE]
+        block[0], block[1] = block[0] + squares[0], block[1] + squares[1]
+    return {name: relative(moved, of_a) for name, (moved, of_a) in by_block.items()}
 
 
 def relative(change: float, whole: float) -> float:

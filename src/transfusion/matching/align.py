@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,18 @@ from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
 from transfusion.errors import SettingError
 from transfusion.files.publishing import require_writable
-from transfusion.matching.activations.probed_pair import running_within_memory
+from transfusion.matching.activations import running_within_memory
 from transfusion.matching.advice import Advice, Verdict, advise, base_drift
-from transfusion.matching.blocks import block_bytes, blocks
-from transfusion.matching.functional import align_auto, align_functional, require_rotatable
-from transfusion.matching.methods import FusionOptions, Method, MovesKind
+from transfusion.matching.functional import align_auto, align_functional, counting, require_rotatable
+from transfusion.matching.methods import Method, MovesKind
 from transfusion.matching.ot_fusion import fuse
 from transfusion.matching.other_shapes import align_shapes, count_axes
-from transfusion.matching.search import Search, Step, score_tensors
+from transfusion.matching.search import Search, Step, block_bytes, search_blocks
 from transfusion.matching.settings import AlignSettings
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.weights import WeightPair, tensor_products
 from transfusion.model.model import Model, input_files
 from transfusion.model.pair import Pair
-from transfusion.running.live_model import HowToRun
+from transfusion.running.streaming import RunConfig
 from transfusion.runtime.engines import Engine, as_precision
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources, format_bytes
@@ -44,8 +42,8 @@ from transfusion.runtime.settings import verb
 __all__ = ["Advice", "Step", "Verdict", "align", "plan_align"]
 
 MUCH = 2**32
-"""Bytes of two models from which memory that is not in use is given back at once, even without a limit: it
-costs a share of the time that falls with the size, and would come to gigabytes."""
+"""Bytes of two models from which the C library keeps no large blocks that were freed: those would come to
+gigabytes."""
 
 
 @verb(AlignSettings)
@@ -53,15 +51,19 @@ def align(settings: AlignSettings) -> Alignment:
     """Find how the units of A correspond to those of B.
 
     The result serves every fine-tune of A. With the methods ``"functional"`` and ``"auto"``, A and B may have
-    different widths, depths, heads, patches, tokenizers or families; the result is then of
-    other shapes on both sides.
+    different widths, depths, heads, patches, tokenizers or families.
 
     >>> pi = transfusion.align("models/a", "models/b", residual="tied", output="tied.safetensors")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
     alignable: the units of A were found again in B
     """
+    return align_pair(_open(settings), settings)
+
+
+def align_pair(pair: Pair, settings: AlignSettings) -> Alignment:
+    """Align two models that have been opened and compared."""
+    _require_alignable(pair, settings)
     record, chosen, resources = RunRecord("align"), settings.chosen, settings.resources
-    pair = _open(settings)
     with _followed(settings.on_step, settings.progress) as following:
         if pair.difference is not None:
             found = _between_shapes(pair, chosen, settings, following)
@@ -87,38 +89,36 @@ def _open(settings: AlignSettings) -> Pair:
         settings.vocabulary_share,
         other_shapes=chosen.functional is not None,
     )
-    _refuse_rotation(chosen, pair)
     if output is not None:
         inputs = input_files(pair.a, pair.b)
         require_writable(Path(output), force=settings.force, inputs=inputs, folder=False)
-    if pair.difference is not None:
-        _refuse_limits(chosen, settings.resources)
+    _require_alignable(pair, settings)
     return pair
 
 
-def _refuse_rotation(chosen: Method, pair: Pair) -> None:
-    """Refuse functional maps, where nothing else is tried, of models whose stream cannot be rotated."""
-    alone = not chosen.searches or pair.difference is not None
-    if chosen.functional is not None and alone:
-        require_rotatable(pair.a, pair.b)
+def _require_alignable(pair: Pair, settings: AlignSettings) -> None:
+    """Refuse models and limits that the method cannot work with."""
+    chosen = settings.chosen
+    if chosen.functional is not None and (not chosen.searches or pair.difference is not None):
+        require_rotatable(pair.a, pair.b)  # nothing else is tried
+    if pair.difference is not None:
+        _refuse_limits(chosen, settings.resources)
 
 
 def _between_shapes(
-    pair: Pair,
-    chosen: Method,
-    settings: AlignSettings,
-    on_step: Callable[[Step], None],
+    pair: Pair, chosen: Method, settings: AlignSettings, on_step: Callable[[Step], None]
 ) -> Alignment:
     """Align two models of different shapes, by activations alone."""
     assert chosen.functional is not None
     made = _provenance(pair.a, pair.b, chosen, torch.float64, settings.seed, pair.vocabulary)
-    done = count(1)
-
-    def on_axis(name: str, total: int) -> None:
-        on_step(Step("pass", 0, next(done), total, name, None))
-
-    provenance, force = replace(made, policy=Policy()), settings.force_unrelated
-    return align_shapes(pair.a, pair.b, chosen.functional, provenance, force_unrelated=force, on_axis=on_axis)
+    return align_shapes(
+        pair.a,
+        pair.b,
+        chosen.functional,
+        replace(made, policy=Policy()),
+        force_unrelated=settings.force_unrelated,
+        on_axis=counting("pass", on_step),
+    )
 
 
 @verb(AlignSettings)
@@ -149,21 +149,18 @@ def _align(
     elif weights.nbytes > MUCH:
         keep_blocks_only()
     threads = torch.get_num_threads()
-    how = HowToRun(
+    run_config = RunConfig(
         workers=(resources.jobs or threads) if resources.shared else threads,
         device=resources.device,
         limit=resources.memory,
-        shared=resources.shared,
         note=settings.progress.note,
     )
     with resources.opened() as engine:
         metadata = _provenance(a, b, chosen, dtype, seed, vocabulary)
-        if chosen.fusion is not None:
-            return _fused(weights, chosen.fusion, metadata, on_step)
         if chosen.functional is not None and not chosen.searches:
-            return align_functional(weights, chosen.functional, metadata, on_step, engine, how)
+            return align_functional(weights, chosen.functional, metadata, on_step, engine, run_config)
         if not chosen.searches:
-            return _without_search(weights, chosen, metadata, engine)
+            return _without_search(weights, chosen, metadata, engine, on_step)
         search = Search(weights, chosen, seed=seed, engine=engine, limit=kept, on_step=on_step)
         trial = search.run()
         info = advise(search, trial) if settings.advice or chosen.follows_advice else None
@@ -176,7 +173,9 @@ def _align(
         )
         if info and chosen.follows_advice and chosen.functional is not None:
             if info.verdict is not Verdict.ADD:
-                return align_auto(weights, trial.maps, chosen.functional, metadata, on_step, engine, how)
+                return align_auto(
+                    weights, trial.maps, chosen.functional, metadata, on_step, engine, run_config
+                )
             metadata = replace(metadata, objective=tuple(trial.trace[:1]))
             return Alignment.of({}, a.architecture, metadata)
         return Alignment.of(trial.maps, a.architecture, metadata)
@@ -206,18 +205,13 @@ def _within_memory(weights: WeightPair, method: Method, resources: Resources) ->
         return resources, None
     kept = None
     if method.searches:
-        needs = {block.ids[0]: block_bytes(weights, block) for block in blocks(weights, method)}
+        needs = {block.ids[0]: block_bytes(weights, block) for block in search_blocks(weights, method)}
         largest = max(needs, key=needs.__getitem__, default="")
         each = needs.get(largest, 0)
         resources = resources.within_memory(each, f"solving {largest}")
         threads = (resources.jobs or 1) if resources.shared else 1
         kept = memory - resources.program - threads * each
     if method.functional is not None:
-        if method.functional.gradients:
-            raise SettingError(
-                f"memory of {format_bytes(memory)}: gradients need whole models",
-                hint="leave out `memory`, or `gradients`",
-            )
         resources = running_within_memory(weights.a, weights.b, method.functional, resources)
     return resources, kept
 
@@ -259,26 +253,16 @@ def _followed(on_step: Callable[[Step], None], progress: Progress) -> Iterator[C
         yield show
 
 
-def _fused(
-    weights: WeightPair, options: FusionOptions, metadata: Provenance, on_step: Callable[[Step], None]
+def _without_search(
+    weights: WeightPair, method: Method, metadata: Provenance, engine: Engine, on_step: Callable[[Step], None]
 ) -> Alignment:
-    """A plan for every axis, in one pass."""
-    before, total, done = weights.objective({}), len(weights.architecture.free()), count(1)
-
-    def on_axis(id: str) -> None:
-        on_step(Step("pass", 0, next(done), total, id, before))
-
-    maps = fuse(weights.a, weights.b, options, on_axis=on_axis, **weights.place)
-    trace = (before, weights.objective(maps))
-    return Alignment.of(maps, weights.architecture, replace(metadata, objective=trace))
-
-
-def _without_search(weights: WeightPair, method: Method, metadata: Provenance, engine: Engine) -> Alignment:
-    """Nothing moved, or everything at random."""
-    maps: dict[str, Map] = (
-        random_maps(weights.architecture, metadata.seed) if method.moves is MovesKind.RANDOM else {}
-    )
-    names = list(weights.tensors)
+    """Return the identity, random maps, or a transport plan for every axis."""
+    maps: dict[str, Map] = {}
+    if method.fusion is not None:
+        maps = fuse(weights.a, weights.b, method.fusion, on_axis=counting("pass", on_step), **weights.place)
+    elif method.moves is MovesKind.RANDOM:
+        maps = random_maps(weights.architecture, metadata.seed)
     states = ({}, maps)[: 1 + bool(maps)]
-    trace = [sum(score_tensors(weights, names, state, engine).values()) for state in states]
-    return Alignment.of(maps, weights.architecture, replace(metadata, objective=tuple(trace)))
+    scores = [tensor_products(weights, list(weights.tensors), state, engine) for state in states]
+    trace = tuple(sum(one for (one,) in found.values()) for found in scores)
+    return Alignment.of(maps, weights.architecture, replace(metadata, objective=trace))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from math import inf
 from typing import Any
 
 from transfusion.architecture.architecture import HeadPolicy, InnerPolicy, Policy, Residual
@@ -26,7 +25,7 @@ class HeadScore(StrEnum):
     SPECTRAL = "spectral"
     """By the distance of their singular values, as in the paper: cheap, whatever the order of the units."""
     EXACT = "exact"
-    """By the best assignment of the units inside, for every pair of heads."""
+    """By the best assignment of the units inside, for every pair of heads; of huge parents, spectral."""
 
 
 class SearchStart(StrEnum):
@@ -49,7 +48,7 @@ class BlockOrder(StrEnum):
     """Forward, then backward, and so on."""
     RANDOM = "random"
     PARALLEL = "parallel"
-    """Blocks that share no tensor are solved in parallel."""
+    """Reordered into few and large groups of blocks that share no tensor, which run in parallel."""
 
 
 class Acceptance(StrEnum):
@@ -123,8 +122,6 @@ class FunctionalOptions:
     """How much the weights that read or write a point of the stream count beside its activations, which may
     not span all directions.
     """
-    gradients: float = 0.0
-    """How much gradients count beside activations in the maps of what is written; 0 records none."""
     scaled: bool = True
     """Whether maps also scale A's activations to the size of B's."""
     freely: bool = True
@@ -139,11 +136,6 @@ class FunctionalOptions:
                     f"{name} = {value}: too few to fit maps and to measure them",
                     hint=f"give at least {least}",
                 )
-        if not 0 <= self.gradients < inf:  # also refuses NaN
-            raise SettingError(
-                f"gradients = {self.gradients}: it must be a finite number of at least 0",
-                hint="for example 1.0",
-            )
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,7 @@ class Method:
     fusion: FusionOptions | None = None
     """Options of optimal transport, which does not search."""
     functional: FunctionalOptions | None = None
-    """Options of functional alignment, which does not search either."""
+    """Options of functional alignment; None if activations are not used. `auto` searches before."""
 
     @property
     def searches(self) -> bool:
@@ -192,32 +184,22 @@ class Method:
         3
         """
         given = {name: _chosen(name, value) for name, value in choices.items() if value is not None}
-        policy = {name: given.pop(name) for name in list(given) if name in _OF_POLICY}
-        fusion = {name: given.pop(name) for name in list(given) if name in _OF_FUSION}
-        functional = {name: given.pop(name) for name in list(given) if name in _OF_FUNCTIONAL}
         idle = [name for name in given if name in _OF_SEARCH and self.functional and not self.searches]
         if idle:
             raise SettingError(
                 f"{', '.join(idle)}: functional alignment does not search",
                 hint="leave it out, or choose a method that compares weights, such as guarded",
             )
-        if fusion:
-            if self.fusion is None:
+        for part, (options, what, names) in _PARTS.items():
+            own = {one.name: given.pop(one.name) for one in fields(options) if one.name in given}
+            if part == "functional" and choices.get("heads") is not None and self.functional is not None:
+                own["freely"] = False  # the policy of heads was given
+            if own and getattr(self, part) is None:
                 raise SettingError(
-                    f"{', '.join(fusion)}: only for optimal transport",
-                    hint='choose `method="ot"`, or leave it out',
+                    f"{', '.join(own)}: only for {what}", hint=f"choose the method {names}, or leave it out"
                 )
-            given["fusion"] = replace(self.fusion, **fusion)
-        if "heads" in policy and self.functional is not None:
-            functional["freely"] = False  # the policy of heads was given
-        if functional:
-            if self.functional is None:
-                raise SettingError(
-                    f"{', '.join(functional)}: only for functional alignment",
-                    hint="choose the method functional or auto, or leave it out",
-                )
-            given["functional"] = replace(self.functional, **functional)
-        return replace(self, policy=replace(self.policy, **policy), **given)
+            given |= {part: replace(getattr(self, part), **own)} if own else {}
+        return replace(self, **given)
 
     @classmethod
     def from_json(cls, name: str, options: Mapping[str, Any], policy: Mapping[str, str]) -> Method:
@@ -225,6 +207,8 @@ class Method:
         method = preset(name)
         searching = {name: options[name] for name in _OF_SEARCH if name in options and method.searches}
         inner = {**(options.get("fusion") or {}), **(options.get("functional") or {})}
+        if inner.pop("gradients", 0):  # of earlier versions
+            raise SettingError("gradients: this version compares none", hint="align the two models again")
         return method.changed(**searching, **policy, **inner)
 
     def options(self) -> dict[str, Any]:
@@ -235,7 +219,7 @@ class Method:
 
 _GUARDED = Method(
     "guarded",
-    "several starts, heads by their best inner assignment, only steps that raise the objective",
+    "several starts, heads by their best inner assignment, then only steps that raise the objective",
     score=HeadScore.EXACT,
     outputs=True,
     starts=(SearchStart.PROGRESSIVE, SearchStart.IDENTITY),
@@ -291,22 +275,23 @@ METHODS = {
             functional=FunctionalOptions(),
         ),
         Method("naive", "nothing moves: the task vector is added as it is", moves=MovesKind.NOTHING),
-        Method(
-            "random",
-            "a random permutation of every free axis, for tests",
-            moves=MovesKind.RANDOM,
-        ),
+        Method("random", "a random permutation of every free axis, for tests", moves=MovesKind.RANDOM),
     )
 }
 DEFAULT = "guarded"
 
 
-_OF_POLICY: dict[str, type[StrEnum]] = {"residual": Residual, "inner": InnerPolicy, "heads": HeadPolicy}
 _OF_SEARCH = {"score", "starts", "order", "accept", "restarts", "max_sweeps", "outputs", "vectors", "screen"}
-_OF_FUSION = {field.name for field in fields(FusionOptions)}
-_OF_FUNCTIONAL = {field.name for field in fields(FunctionalOptions)}
+_PARTS: dict[str, tuple[Any, str, str]] = {
+    "policy": (Policy, "", ""),
+    "fusion": (FusionOptions, "optimal transport", "ot"),
+    "functional": (FunctionalOptions, "functional alignment", "functional or auto"),
+}
+"""The parts of a method that have choices of their own: their options, what for, and by which method."""
 _CHOICES: dict[str, type[StrEnum]] = {
-    **_OF_POLICY,
+    "residual": Residual,
+    "inner": InnerPolicy,
+    "heads": HeadPolicy,
     "score": HeadScore,
     "starts": SearchStart,
     "order": BlockOrder,
@@ -321,18 +306,14 @@ def _chosen(name: str, value: Any) -> Any:
     """Return the value of a choice, from its name if it has names."""
     if name not in _CHOICES:
         return value
-    if name == "starts":
-        return tuple(_word(name, one) for one in ([value] if isinstance(value, str) else value))
-    return _word(name, value)
-
-
-def _word(name: str, value: Any) -> StrEnum:
-    """Return the choice of this name."""
+    if name == "starts" and not isinstance(value, str):
+        return tuple(_chosen(name, one)[0] for one in value)
     try:
-        return _CHOICES[name](value)
+        chosen = _CHOICES[name](value)
     except ValueError:
         known = ", ".join(_CHOICES[name])
         raise SettingError(f"{name} = {value!r} is not a choice", hint=f"choose one of {known}") from None
+    return (chosen,) if name == "starts" else chosen
 
 
 def preset(name: str) -> Method:

@@ -10,32 +10,24 @@ weights, or activations.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transfusion.alignment.maps import Map
-from transfusion.alignment.moves import move_dim, move_tensor
+from transfusion.alignment.maps import Map, move_tensor
 from transfusion.architecture.architecture import Architecture, Shortcut
 from transfusion.architecture.layouts import Layout
 from transfusion.architecture.table import Symmetry
 from transfusion.errors import SettingError
+from transfusion.matching.assignment import assign
 from transfusion.matching.methods import EvidenceKind, FusionOptions, StreamJoin
-from transfusion.matching.solvers.assignment import assign
-from transfusion.matching.weights.sections import unfold
+from transfusion.matching.weights import WeightPair, unfold
 from transfusion.model.model import Model
-from transfusion.model.pair import shared_tensors
 from transfusion.running.activations import ModuleRecord, record_outputs
 from transfusion.running.live_model import LiveModel
-from transfusion.runtime.engines import require_device
-
-
-class _Features(Protocol):
-    def features(self, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None: ...
 
 
 def fuse(
@@ -45,24 +37,23 @@ def fuse(
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    on_axis: Callable[[str], None] = lambda axis: None,
+    on_axis: Callable[[str, int], None] = lambda axis, total: None,
 ) -> dict[str, Map]:
     """Return a map for every free axis of two models of one architecture and policy.
 
     An axis with children, such as the experts of a mixture, always gets a permutation: its children can
     follow only one of its units.
     """
-    architecture = a.architecture
-    weights = IncomingWeights(a, b, dtype=dtype, device=require_device(device))
+    architecture, weights = a.architecture, WeightPair(a, b, vectors=True, dtype=dtype, device=device)
+    by_activations = options.evidence is EvidenceKind.ACTIVATIONS
     activations = (
-        RawActivations(a, b, dtype=dtype, device=device, draws=options.draws)
-        if options.evidence is EvidenceKind.ACTIVATIONS
-        else None
+        RawActivations(a, b, dtype=dtype, device=device, draws=options.draws) if by_activations else None
     )
     maps: dict[str, Map] = {}
     sizes: dict[str, Tensor] = {}
     for space in architecture.free():
-        found = _features(space.id, maps, activations, weights)
+        found = activations.features(space.id, maps) if activations else None
+        found = weight_features(weights, space.id, maps) if found is None else found
         if found is not None:
             ours, theirs = found
             soft = options.soft and space.id not in architecture.children
@@ -77,14 +68,8 @@ def fuse(
                 stream = sizes[cut.source] if measured is None else measured
                 maps[space.id] = join(own, maps[cut.source], options.join, size, stream)
                 sizes[space.id] = (size.square() + stream.square()).sqrt()
-        on_axis(space.id)
+        on_axis(space.id, len(architecture.free()))
     return maps
-
-
-def _features(id: str, maps: Mapping[str, Map], *sources: _Features | None) -> tuple[Tensor, Tensor] | None:
-    """Return the features of an axis from the first source that has any."""
-    all_found = (source.features(id, maps) for source in sources if source is not None)
-    return next((found for found in all_found if found is not None), None)
 
 
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -94,7 +79,7 @@ def distances(ours: Tensor, theirs: Tensor) -> Tensor:
     they mix, would make all later units short.
     """
     ours, theirs = (torch.nn.functional.normalize(units.double(), dim=2) for units in (ours, theirs))
-    products = ours @ theirs.transpose(1, 2)
+    products = ours @ theirs.transpose(1, 2)  # (rows, units of B, units of A)
     return (2 - 2 * products).clamp(min=0).sqrt()
 
 
@@ -129,75 +114,50 @@ def _share(first: Tensor, second: Tensor) -> Tensor:
     return torch.where(total > 0, first / total.clamp(min=torch.finfo(torch.float64).tiny), 0.5)
 
 
-class IncomingWeights:
-    """The incoming weights of two models of one architecture."""
+# ── features of units ────────────────────────────────────────────────────────────────────────
 
-    def __init__(self, a: Model, b: Model, *, dtype: torch.dtype, device: str) -> None:
-        self.a, self.b, self.dtype, self.device = a, b, dtype, device
-        self.architecture = a.architecture
-        self.tensors = {name: a.architecture.tensors[name] for name in shared_tensors(a, b)}
 
-    def features(self, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None:
-        """Return B's units and A's as vectors, (rows, size, features), with A's other axes moved by ``maps``.
+def weight_features(weights: WeightPair, id: str, maps: Mapping[str, Map]) -> tuple[Tensor, Tensor] | None:
+    """Return B's units and A's as vectors, (rows, size, features), with A's other axes moved by ``maps``.
 
-        The tensors that produce the axis count, with their biases. Tensors whose other axes have no map yet
-        are left out if there are others; if no tensor produces the axis, all count.
-        """
-        places = self._places(id, maps)
-        if not places:
-            return None
-        ours: list[Tensor] = []
-        theirs: list[Tensor] = []
-        for name, dim in places:
-            layout = self.tensors[name]
-            ours += unfold(self._read(self.b, name), layout, id, dim, self.architecture)
-            theirs += unfold(self._moved(name, dim, id, maps), layout, id, dim, self.architecture)
-        return torch.cat(ours, dim=2), torch.cat(theirs, dim=2)
+    The tensors that produce the axis count, with their biases. Tensors whose other axes have no map yet are
+    left out if there are others; if no tensor produces the axis, all count.
+    """
+    architecture = weights.architecture
+    around = architecture.sizes, architecture.parents
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+    for name, dim in _places(weights, id, maps):
+        layout, moved = weights.tensors[name], weights.read("a", name)
+        for at in range(len(layout.items)):  # all axes, except this one in its dimension
+            here = maps if at != dim else {other: map_ for other, map_ in maps.items() if other != id}
+            moved = move_tensor(moved, layout, here, *around, dims=[at])
+        ours += unfold(weights.read("b", name), layout, id, dim, architecture)
+        theirs += unfold(moved, layout, id, dim, architecture)
+    return (torch.cat(ours, dim=2), torch.cat(theirs, dim=2)) if ours else None
 
-    def _read(self, model: Model, name: str) -> Tensor:
-        return model.read(name).to(device=self.device, dtype=self.dtype)
 
-    def _moved(self, name: str, dim: int, id: str, maps: Mapping[str, Map]) -> Tensor:
-        """Return a tensor of A with all axes moved, except the axis in question in its dimension."""
-        layout, tensor = self.tensors[name], self._read(self.a, name)
-        others = {other: map_ for other, map_ in maps.items() if other != id}
-        for at in range(len(layout.items)):
-            here = others if at == dim else maps
-            tensor = move_dim(tensor, at, layout, here, self.architecture.sizes, self.architecture.parents)
-        return tensor
+def _places(weights: WeightPair, id: str, found: Container[str]) -> list[tuple[str, int]]:
+    """Return the tensors and dimensions by which units are compared: the best kind that exists."""
+    tensors, spaces = weights.tensors, weights.architecture.spaces
 
-    def _places(self, id: str, found: Container[str]) -> list[tuple[str, int]]:
-        """Return the tensors and dimensions by which units are compared: the best kind that exists."""
-        everywhere = list(self._occurrences(id))
-        matrices = [(name, dim) for name, dim in everywhere if len(self.tensors[name].items) > 1]
-        producing = [(name, dim) for name, dim in matrices if dim in self.tensors[name].outputs]
-        kinds = (
-            [place for place in producing if self._is_mapped(id, place[0], found)],
-            [place for place in matrices if self._is_mapped(id, place[0], found)],
-            producing,
-            matrices,
-        )
-        best = next((places for places in kinds if places), everywhere)
-        return [*best, *self._biases(best)] if best is kinds[0] else best
-
-    def _occurrences(self, id: str) -> Iterator[tuple[str, int]]:
-        for name in self.architecture.occurrences[id]:
-            if layout := self.tensors.get(name):
-                yield from ((name, dim) for dim in layout.dims_with(id))
-
-    def _is_mapped(self, id: str, name: str, found: Container[str]) -> bool:
-        """Return whether every other axis of a tensor has a map, or needs none."""
+    def is_mapped(name: str) -> bool:
         return all(
-            other == id or other in found or self.architecture.spaces[other].group is not Symmetry.PERMUTATION
-            for other in self.tensors[name].names()
+            other == id or other in found or spaces[other].group is not Symmetry.PERMUTATION
+            for other in tensors[name].names()
         )
 
-    def _biases(self, places: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-        """Yield the biases of weights; their dimensions are the outputs of the weights."""
-        for name, dim in places:
-            bias = f"{name.removesuffix('weight')}bias"
-            if name.endswith("weight") and bias in self.tensors:
-                yield bias, dim - self.tensors[name].outputs.start
+    everywhere = [(name, dim) for name, layout in tensors.items() for dim in layout.dims_with(id)]
+    matrices = [(name, dim) for name, dim in everywhere if len(tensors[name].items) > 1]
+    producing = [(name, dim) for name, dim in matrices if dim in tensors[name].outputs]
+    if known := [place for place in producing if is_mapped(place[0])]:
+        biases = [
+            (f"{name.removesuffix('weight')}bias", dim - tensors[name].outputs.start)
+            for name, dim in known
+            if name.endswith("weight")
+        ]
+        return [*known, *(place for place in biases if place[0] in tensors)]
+    return [place for place in matrices if is_mapped(place[0])] or producing or matrices or everywhere
 
 
 class RawActivations:

@@ -110,7 +110,7 @@ class MatchingSettings:
 
     @property
     def aligning(self) -> dict[str, Any]:
-        """What was said of how to align."""
+        """The alignment options that were given."""
         given = {"method": self.method, "residual": self.residual, "inner": self.inner}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -229,15 +229,6 @@ class AlignSettings(MatchingSettings):
         shown="auto",
         panel=ACTIVATIONS,
     )
-    gradients: float | None = setting(
-        None,
-        "How much gradients count beside activations, for tensors that write an axis; 1, for example."
-        " For models with logits of the same classes or vocabulary.",
-        kind=float,
-        least=0,
-        shown="0",
-        panel=ACTIVATIONS,
-    )
     on_step: Callable[[Any], None] = setting(
         lambda step: None, "Called after every block of the search.", typed=False, recorded=False
     )
@@ -247,7 +238,7 @@ class AlignSettings(MatchingSettings):
         """The method, with the changes that were asked for."""
         names = (
             *("heads", "score", "order", "accept", "restarts", "max_sweeps", "outputs", "vectors"),
-            *("evidence", "soft", "regularisation", "join", "probes", "samples", "mlp", "gradients"),
+            *("evidence", "soft", "regularisation", "join", "probes", "samples", "mlp"),
         )
         calibrate = None if self.calibrate is None else str(Path(self.calibrate).resolve())
         choices = {name: getattr(self, name) for name in names}

@@ -23,7 +23,11 @@ def hold_in_memory(model: InMemory, config: str | Path | Mapping[str, Any] | Non
     if isinstance(model, nn.Module):
         whole = _unwrapped(model)
         label = f"{type(whole).__name__} in memory"
-        _refuse_adapters(whole, label)
+        if getattr(whole, "peft_config", None):
+            raise CheckpointError(
+                f"{label}: the module has an adapter in it",
+                hint="call merge_and_unload() to get a plain model; or save the adapter and give its folder",
+            )
         found = configuration(whole) if config is None else config
         held = Checkpoint.of(held_tensors(whole), found, label, whole)
         if held.config is None:  # enough to recognise the family, too little to write a config.json
@@ -51,30 +55,19 @@ def held_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def configuration(module: nn.Module) -> dict[str, Any] | None:
     """Return a module's configuration as its config.json would hold it; None if the module has none."""
-    if hasattr(own := getattr(module, "config", None), "to_json_string"):
-        return _of_transformers(module, own)
-    if isinstance(own, Mapping) and hasattr(module, "register_to_config"):
-        return _of_diffusers(module, own)
-    if isinstance(about := getattr(module, "pretrained_cfg", None), Mapping) and "architecture" in about:
-        return _of_timm(module, about)
-    return None
-
-
-def _of_transformers(module: nn.Module, config: Any) -> dict[str, Any]:
-    info: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
-    dtype = getattr(module, "dtype", None)
-    kind = {"dtype": str(dtype).removeprefix("torch.")} if dtype else {}
-    return {**info, "architectures": [type(module).__name__], **kind}
-
-
-def _of_diffusers(module: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in config.items() if not key.startswith("_")}
-    info: dict[str, Any] = json.loads(json.dumps(settings))  # lists, as in a file
-    return {"_class_name": type(module).__name__, **info}
-
-
-def _of_timm(module: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration as timm writes it, with the number of heads, which timm does not keep."""
+    own: Any = getattr(module, "config", None)
+    if hasattr(own, "to_json_string"):  # transformers
+        info: dict[str, Any] = json.loads(own.to_json_string(use_diff=True))
+        dtype = getattr(module, "dtype", None)
+        kind = {"dtype": str(dtype).removeprefix("torch.")} if dtype else {}
+        return {**info, "architectures": [type(module).__name__], **kind}
+    if isinstance(own, Mapping) and hasattr(module, "register_to_config"):  # diffusers
+        settings = {key: value for key, value in own.items() if not key.startswith("_")}
+        return {"_class_name": type(module).__name__, **json.loads(json.dumps(settings))}  # as in a file
+    about = getattr(module, "pretrained_cfg", None)
+    if not isinstance(about, Mapping) or "architecture" not in about:
+        return None
+    # timm does not keep the number of heads
     heads = next((part.num_heads for part in module.modules() if hasattr(part, "num_heads")), None)
     return {
         "architecture": about["architecture"],
@@ -107,11 +100,3 @@ def _unwrapped(module: nn.Module) -> nn.Module:
         module = module.module
     inner = getattr(module, "_orig_mod", None)
     return _unwrapped(inner) if isinstance(inner, nn.Module) else module
-
-
-def _refuse_adapters(module: nn.Module, label: str) -> None:
-    if getattr(module, "peft_config", None):
-        raise CheckpointError(
-            f"{label}: the module has an adapter in it",
-            hint="call merge_and_unload() to get a plain model; or save the adapter and give its folder",
-        )

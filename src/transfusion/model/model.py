@@ -16,17 +16,14 @@ from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.binding import bind
-from transfusion.architecture.config_schema import WRONG_FILE
 from transfusion.architecture.naming import Naming
-from transfusion.architecture.table import Config, Family, Table
+from transfusion.architecture.table import WRONG_FILE, Config, Family, Table
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
-from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.selected_rows import CheckpointView
+from transfusion.files.checkpoint import Checkpoint, CheckpointView
 from transfusion.files.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.model.in_memory import InMemory, hold_in_memory
-from transfusion.model.original_files import in_library_names
-from transfusion.model.recognition import recognise
-from transfusion.model.tensor_pieces import TensorPieces, gather_pieces
+from transfusion.model.recognition import recognise, unread_by_library
+from transfusion.model.tensor_pieces import TensorPieces, gather_pieces, in_library_names
 from transfusion.model.vocabulary_map import VOCABULARY, VocabularyMap
 
 Reference: TypeAlias = str | Path | InMemory
@@ -93,10 +90,9 @@ class Model:
         names = gather_pieces(naming.table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
         table = _table(checkpoint, family, config, frozenset(names))
         _drop_second_names(checkpoint, names, table.ties)
-        shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
-        architecture = replace(bind(table, shapes, f"{checkpoint.label}: {family.name}"), family=family.name)
         ties = {head: first for head, first in table.ties.items() if first in names and table.has_head(head)}
-        model = cls(checkpoint, family, config, architecture, names, why, ties=ties)
+        bound = _bound(checkpoint, family, table, names)
+        model = cls(checkpoint, family, config, bound, names, why, ties=ties)
         model._refuse_quantised()
         return model
 
@@ -119,6 +115,11 @@ class Model:
     def under(self, policy: Policy) -> Model:
         """Return the same model with the axes of a policy."""
         return replace(self, architecture=self.architecture.under(policy))
+
+    @property
+    def unread_settings(self) -> list[str]:
+        """Settings in its configuration that its library does not read, such as those of a trainer."""
+        return unread_by_library(self.checkpoint, self.family)
 
     @property
     def tokenizer_folder(self) -> Path | None:
@@ -146,13 +147,14 @@ class Model:
         selections = {piece: vocabulary.selection(size, dim) for piece, dim in rows.items()}
         total = vocabulary.size + size - vocabulary.source_size
         stored = self.checkpoint.config
+        used = {piece for one in self.names.values() for piece in one.names}  # tied tensors once
         return replace(
             self,
             checkpoint=CheckpointView.over(
                 self.checkpoint,
                 selections,
-                stored and dict(_with_tokens_of(stored, config or {}, total)),
-                {piece for one in self.names.values() for piece in one.names},  # tied tensors once
+                [name for name in self.checkpoint.tensors if name in used],
+                config=stored and dict(_with_tokens_of(stored, config or {}, total)),
             ),
             config=_with_tokens_of(self.config, config or {}, total),
             architecture=self.architecture.resized(VOCABULARY, total),
@@ -168,7 +170,7 @@ class Model:
     @property
     def writes_tokens(self) -> bool:
         """Whether its class has a head with one unit per token, be it tied or not."""
-        heads = [self.architecture.tensors[name] for name in self.architecture.heads]
+        heads = [self.architecture.tensors[name] for name in self.architecture.task_heads]
         if heads or not self.ties:
             return any(VOCABULARY in layout.names() for layout in heads)
         return not _BARE.fullmatch((self.config.get("architectures") or [""])[0])
@@ -190,10 +192,8 @@ class Model:
     def _bound_by(self, config: Config, names: Mapping[str, TensorPieces]) -> Model:
         """Return the model with the layouts that its family's table has for another configuration."""
         table = _table(self.checkpoint, self.family, config, frozenset(names) - self.ties.keys())
-        shapes = {ours: stored.info(self.checkpoint.tensors).shape for ours, stored in names.items()}
-        bound = replace(bind(table, shapes, f"{self.label}: {self.family.name}"), family=self.family.name)
-        policy, original = self.architecture.policy, self.original or self
-        return replace(self, architecture=bound.under(policy), names=names, original=original)
+        bound = _bound(self.checkpoint, self.family, table, names).under(self.architecture.policy)
+        return replace(self, architecture=bound, names=names, original=self.original or self)
 
     @property
     def to_run(self) -> Model:
@@ -260,7 +260,8 @@ def untied_config(model: Model, config: dict[str, Any]) -> dict[str, Any]:
         found[_TEXT] = {**text, _TIED: False}
     names, known = frozenset({*model.names, *model.ties}), model.architecture
     still = model.family.table(found, names).ties.keys() & model.ties.keys()
-    others = {name for name in known.heads - model.ties.keys() if VOCABULARY in known.tensors[name].names()}
+    untied = known.task_heads - model.ties.keys()
+    others = {name for name in untied if VOCABULARY in known.tensors[name].names()}
     elsewhere = others and not {_module(name) for name in others} & {_module(name) for name in model.ties}
     if still or elsewhere or model.family.tied_scale:
         raise MismatchError(
@@ -293,6 +294,14 @@ def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozen
         ) from error
 
 
+def _bound(
+    checkpoint: Checkpoint, family: Family, table: Table, names: Mapping[str, TensorPieces]
+) -> Architecture:
+    """Give every tensor its layout."""
+    shapes = {ours: stored.info(checkpoint.tensors).shape for ours, stored in names.items()}
+    return replace(bind(table, shapes, f"{checkpoint.label}: {family.name}"), family=family.name)
+
+
 def _drop_second_names(
     checkpoint: Checkpoint, names: dict[str, TensorPieces], ties: Mapping[str, str]
 ) -> None:
@@ -314,14 +323,7 @@ def input_files(*inputs: object) -> list[Path]:
 
     Other inputs, such as models in memory and hub ids of data, have no path.
     """
-    roots = [root for one in inputs if (root := _root(one)) is not None]
-    inside = [path for root in roots if root.is_dir() for path in root.iterdir()]
-    return [*roots, *inside]
-
-
-def _root(given: object) -> Path | None:
-    if isinstance(given, Model):
-        return None if given.checkpoint.in_memory else given.checkpoint.root
-    if isinstance(given, str | Path) and exists(expanduser(given)):
-        return Path(expanduser(given))
-    return None
+    given = (one.checkpoint.root if isinstance(one, Model) else one for one in inputs)
+    paths = (Path(expanduser(one)) for one in given if isinstance(one, str | Path))
+    roots = [path for path in paths if exists(path)]
+    return [*roots, *(path for root in roots if root.is_dir() for path in root.iterdir())]

@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from transfusion.architecture.architecture import Architecture, Policy
-from transfusion.architecture.config_schema import settings_of
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.families import known_keys
 from transfusion.files.tokenizer_files import tokens_in
 from transfusion.model.model import Model, Reference
-from transfusion.model.vocabulary_map import (
-    LEAST_SHARE,
-    VOCABULARY,
-    VocabularyMap,
-    describe_vocabulary,
-    differing_digits,
-)
+from transfusion.model.recognition import settings_of
+from transfusion.model.vocabulary_map import LEAST_SHARE, VOCABULARY, VocabularyMap, describe_vocabulary
 from transfusion.runtime.progress import SILENT, Progress
 
 ConfigArgument: TypeAlias = str | Path | Mapping[str, Any] | None
@@ -66,6 +60,9 @@ class Pair:
                 progress.note(f"note: {model.label}: recognised by {model.why}")
             else:
                 progress.detail(f"{model.label}: {model.family.name}, because {model.why}")
+            if unread := model.unread_settings:
+                what = f"{model.family.library} reads no {listing(unread)}, so that it is ignored"
+                progress.note(f"note: {model.label}: {what}")
         own = first.original or first
         difference = differing_shape(own, second) if other_shapes else None
         if difference is not None:
@@ -90,16 +87,8 @@ class Pair:
 
     def _in_vocabulary(self, found: VocabularyMap, least: float, progress: Progress) -> Pair:
         """Return the pair with A in B's vocabulary; of one shape, both must have enough in common."""
-        if self.difference is None:
-            digits = differing_digits(self.a.tokenizer_folder, self.b.tokenizer_folder)
-            found = replace(found, digits=digits)
         about = found.about()
         progress.note(f"note: the vocabularies differ: {describe_vocabulary(about)}")
-        if found.digits:
-            progress.warn(
-                f"digits are split differently: {found.digits}; what the fine-tune learned about numbers"
-                " may not arrive"
-            )
         if self.difference is None:
             _require_share(self.a, self.b, found, least)
             _require_same_first_position(self.a, self.b)
@@ -187,11 +176,8 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
             )
     if a.architecture.digest() != b.architecture.digest():
         spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces
-        differing = [
-            id
-            for id in sorted({*a.architecture.backbone_spaces, *b.architecture.backbone_spaces})
-            if spaces_a.get(id) != spaces_b.get(id)
-        ]
+        both = sorted({*a.architecture.backbone_spaces, *b.architecture.backbone_spaces})
+        differing = [id for id in both if spaces_a.get(id) != spaces_b.get(id)]
         raise MismatchError(
             f"{a.label} and {b.label} have axes of different sizes or structure: {listing(differing)}",
             hint="their configurations differ, for instance in the number of heads or in tied embeddings",
@@ -275,20 +261,13 @@ def _require_share(a: Model, b: Model, found: VocabularyMap, least: float) -> No
     """Refuse vocabularies that have little in common."""
     if found.share >= least and found.common:
         return
-    kinds = (
-        ""
-        if found.comparable
-        else f": tokens of {found.kinds[0]} and {found.kinds[1]} tokenizers cannot be compared"
-    )
+    first, second = found.kinds
+    kinds = "" if found.comparable else f": tokens of {first} and {second} tokenizers cannot be compared"
+    smaller = f"`vocabulary_share`, such as {max(found.share - 0.005, 0):.2f}"
     raise MismatchError(
         f"{a.label} and {b.label} have {found.share:.0%} of their tokens in common ({found.common} of"
         f" {found.tokens[0]} and {found.tokens[1]}), and {least:.0%} are wanted{kinds}",
-        hint="fine-tune B anew"
-        + (
-            f"; or insist with a smaller `vocabulary_share`, such as {max(found.share - 0.005, 0):.2f}"
-            if found.common
-            else ""
-        ),
+        hint="fine-tune B anew" + (f"; or insist with a smaller {smaller}" if found.common else ""),
     )
 
 

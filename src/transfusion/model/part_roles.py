@@ -13,11 +13,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
-from transfusion.architecture.layouts import Concat, Item, Layout, Name, Product, names_in, size_of
+from transfusion.architecture.layouts import (
+    ANONYMOUS,
+    Concat,
+    Item,
+    Layout,
+    Name,
+    Product,
+    explode,
+    names_in,
+    size_of,
+)
 from transfusion.architecture.table import Symmetry
 
 PLACES = ("position", "row", "column")
@@ -174,35 +185,19 @@ def place_of(id: str) -> tuple[str, int | None, str]:
 
 
 def _parts(layout: Layout, sizes: Mapping[str, int]) -> Iterator[tuple[Layout, int, tuple[int, ...] | None]]:
-    """Divide a layout at its first concatenation; yield layouts of parts, the dimension and the positions."""
+    """Divide a layout at its first concatenation; yield layouts of parts, the dimension and the positions.
+
+    ``(head [a|b])`` has two parts, ``(head a)`` and ``(head b)``.
+    """
     for dim, item in enumerate(layout.items):
-        pieces = list(_unfolded(item, sizes))
+        if item == Name(ANONYMOUS):
+            continue
+        pieces = explode(np.arange(size_of(item, sizes)), Layout((item,)), sizes)
+        for positions, factors in pieces if len(pieces) > 1 else ():
+            names = tuple(Name(factor.name) for factor in factors)
+            part = names[0] if len(names) == 1 else Product(names)
+            items = (*layout.items[:dim], part, *layout.items[dim + 1 :])
+            yield Layout(items, layout.arrow, layout.split), dim, tuple(positions.flatten().tolist())
         if len(pieces) > 1:
-            for part, index in pieces:
-                items = (*layout.items[:dim], part, *layout.items[dim + 1 :])
-                yield Layout(items, layout.arrow, layout.split), dim, tuple(index.tolist())
             return
     yield layout, 0, None
-
-
-def _unfolded(item: Item, sizes: Mapping[str, int]) -> Iterator[tuple[Item, Tensor]]:
-    """Yield the concatenated parts of an item, with their positions; ``(head [a|b])`` has two."""
-    if not any(True for _ in names_in(item)):
-        yield item, torch.arange(0)
-        return
-    match item:
-        case Concat(parts):
-            start = 0
-            for part in parts:
-                for one, index in _unfolded(part, sizes):
-                    yield one, index + start
-                start += size_of(part, sizes)
-        case Product(items) if any(isinstance(child, Concat) for child in items):
-            place = next(number for number, child in enumerate(items) if isinstance(child, Concat))
-            before, after = items[:place], items[place + 1 :]
-            extents = [size_of(child, sizes) for child in items]
-            whole = torch.arange(size_of(item, sizes)).reshape(extents)
-            for one, index in _unfolded(items[place], sizes):
-                yield Product((*before, one, *after)), whole.index_select(place, index).flatten()
-        case _:
-            yield item, torch.arange(size_of(item, sizes))

@@ -1,4 +1,8 @@
-"""Recognition: which family a checkpoint belongs to, by its configuration or by its tensors' names."""
+"""Recognition: which family a checkpoint belongs to, by its configuration or by its tensors' names.
+
+The values in a configuration are checked here, once: tables, probes and libraries can then trust that sizes
+are integers within limits.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,43 @@ from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
 
 from transfusion.architecture.binding import bind
-from transfusion.architecture.config_schema import WRONG_FILE, require_sensible, settings_of
 from transfusion.architecture.naming import Naming, OriginalNames
-from transfusion.architecture.table import Config, Family, Shapes
+from transfusion.architecture.table import WRONG_FILE, Config, Family, Shapes
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
-from transfusion.families import NO_CONFIG, all_families, family_of_component
+from transfusion.families import all_families, family_of_component, register_file
+from transfusion.families.functions import NO_CONFIG
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.lora_keys import DENOISER, LoraKey
+from transfusion.model.library_code import is_unread
+from transfusion.runtime.settings import BEFORE_VERBS
+from transfusion.runtime.untrusted_files import require_finite, validate
 
 CLASS_NAME = "_class_name"
 """The setting by which diffusers names a class."""
+
+
+def _use_table(settings: object) -> None:
+    """Use the table that the settings of a verb name."""
+    if (file := getattr(settings, "architecture", None)) is not None:
+        register_file(file)
+
+
+BEFORE_VERBS.append(_use_table)
 
 
 def recognise(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
     """Return the family of a checkpoint, its configuration, and how the family was recognised."""
     if checkpoint.config is None:
         return _by_names(checkpoint)
-    config = checkpoint.config
     family, why = declared_family(checkpoint)
     with _odd_tensors(checkpoint.label, family):
-        return family, family.complete(config, _shapes(checkpoint, family)), why
+        return family, family.complete(checkpoint.config, _shapes(checkpoint, family)), why
 
 
 def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
@@ -41,21 +59,24 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
     _refuse_quantisation(checkpoint.label, config)
     require_sensible(config, f"{checkpoint.label}: {checkpoint.config_label}")
     kind, name, family = _by_config(config)
+    if family is None and name is None:
+        family = _family_by_names(checkpoint, f"{checkpoint.config_label} has no {kind}")
+        checkpoint.config = {**config, kind: family.model_types[0]}  # so that libraries, too, recognise it
+        unread_by_library(checkpoint, family)
+        return family, f"the tensors' names; {checkpoint.config_label} has no {kind}"
     if family is None:
-        if name is None:
-            raise ArchitectureError(
-                f"{checkpoint.label}: {checkpoint.config_label} has no {kind}", hint=WRONG_FILE
-            )
+        assert name is not None
         nearest = _nearest_family(checkpoint, name)
+        diffusers = sorted(one for f in all_families() if f.library == "diffusers" for one in f.model_types)
         raise ArchitectureError(
             f"{checkpoint.label}: {name!r} is not supported."
             + (f" Nearest: {nearest}." if nearest else "")
             + " See docs/your-own.md",
-            hint=f"of diffusers, there are tables for {listing(_of_diffusers(), 20)}"
+            hint=f"of diffusers, there are tables for {listing(diffusers, 20)}"
             if kind == CLASS_NAME
             else "'transfusion inspect MODEL --propose' drafts a table for it",
         )
-    _refuse_unknown_settings(checkpoint, family, config)
+    unread_by_library(checkpoint, family)
     return family, f'{checkpoint.config_label} says {kind} "{name}"'
 
 
@@ -64,37 +85,29 @@ def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
 
     timm names every size, and diffusers the class.
     """
-    if CLASS_NAME in config and "model_type" not in config:
-        name = config[CLASS_NAME]
-        return CLASS_NAME, name, next((f for f in all_families() if name in f.model_types), None)
-    if "architecture" in config and "model_type" not in config:
-        name = config["architecture"]
+    key = next((key for key in ("model_type", CLASS_NAME, "architecture") if key in config), "model_type")
+    if key == "architecture":
+        name = config[key]
         of_timm = (f for f in all_families() if f.library == "timm")
-        return "architecture", name, next((f for f in of_timm if _one_of(name, f.model_types)), None)
-    name = "open_clip" if "model_cfg" in config else config.get("model_type")
-    return "model_type", name, next((f for f in all_families() if name in f.model_types), None)
-
-
-def _of_diffusers() -> list[str]:
-    return sorted(name for f in all_families() if f.library == "diffusers" for name in f.model_types)
+        known = (f for f in of_timm if any(fnmatchcase(name, pattern) for pattern in f.model_types))
+    else:
+        name = "open_clip" if "model_cfg" in config else config.get(key)
+        known = (f for f in all_families() if name in f.model_types)
+    return key, name, next(known, None)
 
 
 def _nearest_family(checkpoint: Checkpoint, name: str) -> str | None:
     """Return the family with most of its signature in a checkpoint, or else with the most similar name."""
-    shares: list[tuple[float, int, str]] = []
-    for family in all_families():
-        if size := len(family.signature):
-            there = len(_shapes(checkpoint, family).keys() & set(family.signature))
-            shares.append((there / size, size, family.name))
-    share, _, nearest = max(shares)
-    if share > 0.5:
-        return nearest
+
+    def share(family: Family) -> tuple[float, int]:
+        size = len(family.signature)
+        return len(_shapes(checkpoint, family).keys() & set(family.signature)) / max(1, size), size
+
+    nearest = max(all_families(), key=share)
+    if share(nearest)[0] > 0.5:
+        return nearest.name
     called = {kind: family.name for family in all_families() for kind in family.model_types}
     return next((called[kind] for kind in get_close_matches(name, called, n=1, cutoff=0.75)), None)
-
-
-def _one_of(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]]:
@@ -104,6 +117,20 @@ def _shapes(checkpoint: Checkpoint, family: Family) -> dict[str, tuple[int, ...]
 
 
 def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
+    family = _family_by_names(checkpoint, "no configuration")
+    if family.from_shapes is None:
+        raise ArchitectureError(
+            f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
+            " the number of attention heads does not follow from the shapes",
+            hint=NO_CONFIG,
+        )
+    with _odd_tensors(checkpoint.label, family):
+        shapes = _shapes(checkpoint, family)
+        return family, family.from_shapes(shapes), "the tensors' names and shapes; there is no config.json"
+
+
+def _family_by_names(checkpoint: Checkpoint, why: str) -> Family:
+    """Return the only family with these tensors' names; ``why`` no configuration tells it."""
     found: list[tuple[Family, dict[str, tuple[int, ...]]]] = []
     for family in all_families():
         shapes = _shapes(checkpoint, family)
@@ -117,27 +144,18 @@ def _by_names(checkpoint: Checkpoint) -> tuple[Family, Config, str]:
         found = [(family, shapes) for family, shapes in found if _knows_all(family, shapes)] or found
     if len(found) != 1:
         raise ArchitectureError(
-            f"{checkpoint.label}: no configuration, and the tensors' names belong to"
+            f"{checkpoint.label}: {why}, and the tensors' names belong to"
             + (f" several families: {listing(f.name for f, _ in found)}" if found else " no known family")
             + f" (for instance {listing(checkpoint.tensors, 3)})",
             hint=NO_CONFIG,
         )
-    family, shapes = found[0]
-    if family.from_shapes is None:
-        raise ArchitectureError(
-            f"{checkpoint.label}: a {family.name} by its tensors' names, but there is no configuration, and"
-            " the number of attention heads does not follow from the shapes",
-            hint=NO_CONFIG,
-        )
-    with _odd_tensors(checkpoint.label, family):
-        return family, family.from_shapes(shapes), "the tensors' names and shapes; there is no config.json"
+    return found[0][0]
 
 
 def _fits(family: Family, shapes: Shapes) -> bool:
     try:
-        with _odd_tensors(family.name, family):
-            return family.fits(shapes)
-    except ArchitectureError:
+        return family.fits(shapes)
+    except _ODD:
         return False
 
 
@@ -146,12 +164,14 @@ def _knows_all(family: Family, shapes: Shapes) -> bool:
     if family.from_shapes is None:
         return False
     try:
-        with _odd_tensors(family.name, family):
-            table = family.table(family.from_shapes(shapes), frozenset(shapes))
-        bind(table, shapes, family.name)
-    except (ArchitectureError, LayoutError):
+        bind(family.table(family.from_shapes(shapes), frozenset(shapes)), shapes, family.name)
+    except (ArchitectureError, LayoutError, *_ODD):
         return False
     return True
+
+
+_ODD = (KeyError, IndexError, ValueError, ArithmeticError)
+"""What tensors that are absent, or have too few dimensions, raise."""
 
 
 @contextmanager
@@ -159,7 +179,7 @@ def _odd_tensors(label: str, family: Family) -> Iterator[None]:
     """Within the block, refuse tensors that are absent or have too few dimensions."""
     try:
         yield
-    except (KeyError, IndexError, ValueError, ArithmeticError) as error:
+    except _ODD as error:
         raise ArchitectureError(
             f"{label}: the tensors do not have the names and shapes of a {family.name} ({error})",
             hint="is this the right file? the download may be incomplete",
@@ -168,17 +188,20 @@ def _odd_tensors(label: str, family: Family) -> Iterator[None]:
 
 def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
     if quantisation := config.get("quantization_config"):
-        method = (
-            quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
-        )
+        named = isinstance(quantisation, dict)
+        method = quantisation.get("quant_method", "unknown") if named else quantisation
         raise CheckpointError(
             f"{label}: the checkpoint is quantised ({method})",
             hint="quantised checkpoints cannot be moved; use the original weights",
         )
 
 
-def _unknown_settings(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return the settings that a table does not know; those of its components by their own tables."""
+def _unknown_settings(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str | None]]:
+    """Yield the settings that a table does not know, their values, and the name by which the library has the
+    model that may read them: None for a known setting with a value that the table does not allow.
+
+    Those of its components are told by their own tables.
+    """
     for section, component in family.components.items():
         if isinstance(part := config.get(section), dict):
             whole = family_of_component(component, part, section)
@@ -187,27 +210,171 @@ def _unknown_settings(family: Family, config: Mapping[str, Any]) -> Iterator[tup
                 known_keys=whole.known_keys | component.known_keys,
                 required={**whole.required, **component.required},
             )
-            yield from ((f"{section}.{key}", value) for key, value in _unknown_settings(whole, part))
+            for key, value, name in _unknown_settings(whole, part):
+                yield f"{section}.{key}", value, name
     own = {key: value for key, value in config.items() if key not in family.components}
     for key, value in settings_of(own):
         leaf = key if key in family.known_keys else key.rsplit(".", 1)[-1]  # some keys have a dot
-        if value not in family.required[leaf] if leaf in family.required else leaf not in family.known_keys:
-            yield key, value
+        if leaf in family.required and value not in family.required[leaf]:
+            yield key, value, None
+        elif leaf not in family.required and leaf not in family.known_keys:
+            yield key, value, _by_config(config)[1] or family.model_types[0]
 
 
-def _refuse_unknown_settings(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -> None:
-    """Refuse settings that the table does not know: they may change the symmetries of the model."""
-    unknown = [f"{key}={reprlib.repr(value)}" for key, value in _unknown_settings(family, config)]
-    if unknown:
+def unread_by_library(checkpoint: Checkpoint, family: Family) -> list[str]:
+    """Return the settings that neither the table nor the code of the family's library knows, for a note.
+
+    Refuse settings that the library reads, or may read: they may change the symmetries of the model.
+    """
+    config, unread, refused = checkpoint.config or {}, list[str](), list[str]()
+    own_code = "auto_map" in config  # a class of the model's own may read any
+    for key, value, name in _unknown_settings(family, config):
+        leaf = key.rsplit(".", 1)[-1]
+        ignored = name and not own_code and is_unread(leaf, family.library, name)
+        (unread if ignored else refused).append(key if ignored else f"{key}={reprlib.repr(value)}")
+    if refused:
+        more = f"; keys that {family.library} never reads pass once it is installed"
         raise ArchitectureError(
             f"{checkpoint.label}: {checkpoint.config_label} has settings that the {family.name} table"
-            f" does not know: {listing(unknown)}",
+            f" does not know: {listing(refused)}",
             hint="they may change which units can be permuted; remove a key only if you know that it"
-            " does not, or extend the table",
+            f" does not, or extend the table{'' if find_spec(family.library) else more}",
         )
+    return unread
 
 
-# ── The models that a LoRA file may be for: by the names of its modules, by its s… ──────────────────
+# ── the values that each key of a configuration may have ─────────────────────────────────────
+
+SECTIONS = (
+    *("vision_config", "text_config", "vlm_config", "mask_decoder_config", "prompt_encoder_config"),
+    *("model_cfg", "vision_cfg", "text_cfg", "model_args"),
+)
+"""Parts of a configuration that are configurations themselves."""
+DEEPEST = 4
+"""The limit of sections that lie within each other."""
+
+Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**24)]
+Few: TypeAlias = Annotated[int, Field(ge=1, le=64)]
+Depth: TypeAlias = Annotated[int, Field(ge=1, le=10_000)]
+Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Sizes: TypeAlias = Annotated[list[Size], Field(min_length=1, max_length=64)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=2**14)]
+Sides: TypeAlias = Side | Annotated[list[Side], Field(min_length=2, max_length=3)]
+Tokens: TypeAlias = int | list[int] | None
+Labels: TypeAlias = dict[str | int, str | int | float | None]
+Section: TypeAlias = dict[str, Any]
+
+_KINDS: dict[Any, str] = {
+    Size: """
+        cap_feat_dim caption_channels caption_projection_dim d_ff d_model decoder_attention_heads
+        decoder_ffn_dim dim embed_dim embedding_size encoder_attention_heads encoder_ffn_dim ffn_dim freq_dim
+        head_width heads hidden_dim hidden_size in_channels intermediate_size intermediate_size_mlp
+        joint_attention_dim moe_intermediate_size n_embd n_embed n_head n_heads num_cross_attention_heads
+        num_local_experts pooled_projection_dim shared_expert_intermediate_size text_dim width
+    """,
+    Size | None: """
+        added_kv_proj_dim addition_time_embed_dim attention_head_size classifier_proj_size codevector_dim
+        context_length cross_attention_dim cross_attention_head_dim d_kv ffn_hidden_size head_dim image_dim
+        in_chans interleave_moe_layer_step max_position_embeddings max_source_positions max_target_positions
+        n_ctx n_head_kv n_inner n_kv_heads n_positions no_rope_layer_interval norm_num_groups
+        num_attention_heads num_channels num_codevector_groups num_codevectors_per_group
+        num_conv_pos_embedding_groups num_conv_pos_embeddings num_experts num_experts_per_tok
+        num_key_value_heads num_kv_heads num_mel_bins num_patches original_max_position_embeddings
+        out_channels pos_embed_max_size pos_embed_seq_len proj_codevector_dim
+        projection_class_embeddings_input_dim projection_dim projection_size relative_attention_max_distance
+        relative_attention_num_buckets rope_max_seq_len rotary_dim time_cond_proj_dim vocab_size
+        word_embed_proj_dim
+    """,
+    Count | None: "num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size",
+    Depth: "decoder_layers encoder_layers layers n_layer n_layers num_hidden_layers",
+    Depth | None: "depth n_refiner_layers num_decoder_layers num_single_layers",
+    Depth | Sizes: "num_layers",
+    Sizes: """
+        all_f_patch_size all_patch_size axes_dims axes_dims_rope block_out_channels conv_dim conv_kernel
+        conv_stride depths
+    """,
+    Size | Sizes | None: "attention_head_dim num_heads",
+    Annotated[list[Side], Field(min_length=1, max_length=64)]: "axes_lens",
+    Few | Annotated[list[Few], Field(min_length=1, max_length=64)]: "layers_per_block",
+    Size | Sizes: "transformer_layers_per_block",
+    Sides | None: "image_size img_size input_size patch_size sample_size",
+    Sides | dict[str, Side] | None: "max_image_size size",
+    Annotated[list[Count], Field(max_length=10000)] | None: "dual_attention_layers",
+    Fraction | None: "partial_rotary_factor rotary_emb_fraction rotary_pct",
+    Number | None: """
+        eps interpolation_scale layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon
+        residual_multiplier rms_norm_eps rope_theta rotary_emb_base t_scale
+    """,
+    bool | None: """
+        alibi attention_bias class_token cross_attn_norm custom_text do_layer_norm_before do_stable_layer_norm
+        feat_proj_layer_norm guidance_embeds is_encoder_decoder mlp_bias multi_query new_decoder_architecture
+        parallel_attn qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
+        scale_decoder_outputs share_att_key tie_word_embeddings use_additional_conditions
+        use_additional_t_cond use_layer3d_rope use_linear_projection use_parallel_residual zero_cond_t
+    """,
+    Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
+    Literal["shortest", "longest", "squash"] | None: "resize_mode",
+    Annotated[int, Field(ge=0, le=255)] | None: "fill_color",
+    str: "_class_name architecture feat_extract_norm model_type",
+    str | None: """
+        _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
+    """,
+    Annotated[list[str], Field(min_length=1, max_length=64)]: "down_block_types up_block_types",
+    list[str] | None: "architectures label_names layer_types",
+    list[Count] | None: "moe_layers no_rope_layers",
+    list[str] | str | None: "pos_att_type",
+    list[Number] | Number | None: "mean std",
+    Labels | None: "id2label label2id",
+    Tokens: """
+        bos_token_id cls_token_id decoder_start_token_id eos_id eos_token_id mask_token_id pad_id pad_token_id
+        sep_token_id
+    """,
+    Section: """
+        mask_decoder_config model_cfg prompt_encoder_config text_cfg text_config vision_cfg vision_config
+        vlm_config
+    """,
+    Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
+}
+KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}
+"""The type of each key's value; null is allowed where it means 'not given'."""
+
+
+def require_sensible(config: Mapping[str, Any], label: str) -> None:
+    """Refuse a configuration with a value that its key cannot have."""
+    for key, value, within in _parts(
+        config, (*SECTIONS, "preprocess_cfg", "pretrained_cfg", "rope_parameters")
+    ):
+        if key in KINDS:
+            place, info = ".".join((*within, key)), list(value) if isinstance(value, tuple) else value
+            validate(info, KINDS[key], f"{label}: {place}", hint=WRONG_FILE, error=ArchitectureError)
+        if len(within) > DEEPEST:
+            raise ArchitectureError(f"{label}: sections are nested too deeply", hint=WRONG_FILE)
+    require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
+
+
+def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return every setting of a configuration; those of its sections have dotted names."""
+    for key, value, within in _parts(config, SECTIONS):
+        if not (key in SECTIONS and isinstance(value, dict)):
+            yield ".".join((*within, key)), value
+
+
+def _parts(
+    config: Mapping[str, Any], sections: tuple[str, ...]
+) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """Every key with its value and the sections that it lies in; a section itself comes before its keys."""
+    waiting: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [((), config)]
+    while waiting:
+        within, part = waiting.pop()
+        for key, value in part.items():
+            yield key, value, within
+            if key in sections and isinstance(value, dict):
+                waiting.append(((*within, key), value))
+
+
+# ── the models that a LoRA file may be for ──────────────────────────────────────────────────
 
 
 UNET = "unet"
@@ -248,13 +415,13 @@ def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
     modules = {(one.module, one.underscored) for one in own}
     if not modules:
         return []
-    shares = {name: _share(patterns, modules) for name, patterns in _patterns().items()}
-    unet = sum(bool(_UNET_NAMES.fullmatch(module)) for module, _ in modules) / len(modules)
-    best = max([unet, *shares.values()])
-    if best < _MOST:
-        return []
-    found = [name for name, share in shares.items() if share == best]
-    return found or [_unet(own, shapes)]
+    known = {
+        name: sum(bool((flat if joined else dotted).fullmatch(module)) for module, joined in modules)
+        for name, (dotted, flat) in _patterns().items()
+    }
+    best = max(known.values())
+    found = [name for name, count in known.items() if count == best >= _MOST * len(modules)]
+    return [_unet(own, shapes)] if found == [UNET] else [name for name in found if name != UNET]
 
 
 def claims(header: Mapping[str, str]) -> dict[str, str]:
@@ -264,13 +431,12 @@ def claims(header: Mapping[str, str]) -> dict[str, str]:
 
 def contradiction(header: Mapping[str, str], family: str) -> str | None:
     """Return an entry of the header that names a model of another family than the base's, if any."""
-    others = [_plain(name) for name in _patterns() if name != family]
+    others = [_plain(name) for name in _patterns() if name not in (family, UNET)]
     others += [] if family == UNET else _UNET_CLAIMS
     for key, value in claims(header).items():
-        if key not in _CLAIMS[:2]:  # a file may have any name
-            continue
         claim = _plain(value)
-        if not claim.startswith(_plain(family)) and claim.startswith(tuple(others)):
+        other = not claim.startswith(_plain(family)) and claim.startswith(tuple(others))
+        if other and key in _CLAIMS[:2]:  # a file may have any name
             return f"{value} ({key})"
     return None
 
@@ -287,21 +453,14 @@ def _unet(keys: Iterable[LoraKey], shapes: Shapes) -> str:
     return UNET
 
 
-def _share(patterns: tuple[re.Pattern[str], re.Pattern[str]], modules: set[tuple[str, bool]]) -> float:
-    dotted, underscored = patterns
-    known = [bool((underscored if flat else dotted).fullmatch(module)) for module, flat in modules]
-    return sum(known) / len(known)
-
-
 @cache
 def _patterns() -> dict[str, tuple[re.Pattern[str], re.Pattern[str]]]:
     """Return, for every family of diffusion models, its modules' names with points and with underscores."""
-    found = {}
+    found = {UNET: (_UNET_NAMES, _UNET_NAMES)}
     for family in all_families():
         if family.library == "diffusers" and family.name != UNET:
             names = {*OriginalNames(family).modules, *_modules(family)}
-            flat = {name.replace(".", "_") for name in names}
-            found[family.name] = _any_of(names), _any_of(flat)
+            found[family.name] = _any_of(names), _any_of({name.replace(".", "_") for name in names})
     return found
 
 
@@ -309,8 +468,7 @@ def _modules(family: Family) -> Iterator[str]:
     """Yield the names of the modules in a family's table, with ``{}`` for the number of a block."""
     table = family.table(_AnySizes(_LISTS), frozenset())
     for rows in (table.rows, *(stack.rows for stack in table.stacks)):
-        for row in rows.strip().splitlines():
-            yield re.sub(r"(\.\*|\.weight|\.bias)?\??$", "", row.split()[0])
+        yield from (re.sub(r"\.(\*|weight|bias)$", "", name) for name in rows)
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:

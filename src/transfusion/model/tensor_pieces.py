@@ -1,14 +1,17 @@
-"""Tensors that files store in pieces.
+"""Tensors that files store otherwise than the table has them: under the authors' names, or in pieces.
 
-Files may store each member of a stack (an expert) and each part of a concatenation as a tensor of its own.
-Here pieces are joined into the table's tensor when they are read, and split when they are written. A
+A stored tensor may hold several tensors of the library, such as q, k and v in one matrix. They are read as
+rows of it, and joined again when an output is written: it has the names of the file that it mirrors.
+
+Files may also store each member of a stack (an expert) and each part of a concatenation as a tensor of its
+own. Pieces are joined into the table's tensor when they are read, and split when they are written. A
 permutation of experts then moves values from one stored name to another.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
@@ -16,10 +19,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from transfusion.architecture.naming import without_part
+from transfusion.architecture.naming import PREFIXES, OriginalNames, split_rows, without_part, without_prefix
 from transfusion.errors import ArchitectureError, listing
+from transfusion.families import all_families
+from transfusion.files.checkpoint import Checkpoint, CheckpointView, RowSelection
 from transfusion.files.tensor_files import Rows, TensorInfo
 
+WHOLE = PREFIXES[0]
+"""The prefix of the model that denoises, in files with more than one model."""
 _PIECE = re.compile(r"(?P<whole>.+)#(?P<member>\d{1,9})(\[(?P<part>\d{1,9})\])?")
 
 
@@ -29,6 +36,39 @@ _Place: TypeAlias = tuple[int, int]
 """The number of a member, and of a part of it."""
 _ALONE = -1
 """The member of a tensor that is no stack."""
+
+
+def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint in the names of its library, if it is in those of its authors."""
+    known = (OriginalNames.of(family, checkpoint.tensors) for family in all_families() if family.original)
+    names = next((one for one in known if one is not None), None)
+    if names is None:
+        return checkpoint
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    whole = any(name.startswith(WHOLE) for name in shapes)  # then other names are those of other models
+    selections: dict[str, RowSelection] = {}
+    others: dict[str, TensorInfo] = {}
+    for name, info in checkpoint.tensors.items():
+        parts = split_rows(names, name, shapes)
+        if parts is None and whole and not name.startswith(WHOLE):
+            others[name] = info
+            continue
+        for ours, rows in parts or [(without_prefix(name), None)]:
+            if ours in selections:
+                raise ArchitectureError(
+                    f"{checkpoint.label}: {selections[ours].stored} and {name} are two names of one tensor",
+                    hint="save the checkpoint again with only one of the two",
+                )
+            selections[ours] = RowSelection(rows, stored=name)
+    read = (checkpoint.config or {}).get("_class_name") in names.family.model_types
+    return CheckpointView.over(
+        checkpoint,
+        selections,
+        selections,
+        config=checkpoint.config if read else None,
+        config_name=checkpoint.config_name if read else None,
+        companions=replace(checkpoint, tensors=others) if others else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -64,26 +104,19 @@ class TensorPieces:
     def join(self, read: Reader, rows: Rows | None = None) -> Tensor:
         """Read the tensor, or some of its rows, from its pieces; the rows of a stack are its members."""
         if self.stacked:
-            members = self.pieces if rows is None else self._members(rows)
-            return torch.stack([_joined(parts, read) for parts in members])
+            members = torch.arange(len(self.pieces))[slice(None) if rows is None else rows].tolist()
+            return torch.stack([_joined(self.pieces[member], read) for member in members])
         (parts,) = self.pieces
         if len(parts) == 1:
             return read(parts[0], rows)
         return _joined(parts, read) if rows is None else self._across(parts, read, rows)
-
-    def _members(self, rows: Rows) -> Sequence[tuple[str, ...]]:
-        return self.pieces[rows] if isinstance(rows, slice) else [self.pieces[row] for row in rows.tolist()]
 
     def _across(self, parts: tuple[str, ...], read: Reader, rows: Rows) -> Tensor:
         """Read rows that may lie in any of the parts, in the order of ``rows``."""
         wanted = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         where = wanted // self.height
         order = torch.argsort(where, stable=True)
-        found = [
-            read(name, wanted[where == part] - part * self.height)
-            for part, name in enumerate(parts)
-            if bool((where == part).any())
-        ]
+        found = [read(name, wanted[where == part] - part * self.height) for part, name in enumerate(parts)]
         return torch.cat(found).index_select(0, torch.argsort(order))
 
     def place(self, name: str) -> tuple[slice, slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,8 @@ from torch import Tensor
 
 from transfusion.architecture.layouts import Index
 from transfusion.errors import listing
-from transfusion.files.selected_rows import NOWHERE, RowSelection
+from transfusion.files.checkpoint import NOWHERE, RowSelection
 from transfusion.files.tokenizer_files import BYTES, PIECES, TokenTable
-from transfusion.runtime.optional_libraries import require_library
 
 VOCABULARY = "vocab"
 """The axis whose units are tokens, in every table."""
@@ -26,8 +25,6 @@ NEARLY_SAME = 0.95
 """From this share on, models of different shapes are given the same tokens; below it, the same characters."""
 SHOWN = 8
 """How many dropped tokens are named."""
-_NUMBERS = ("42", "2024", "1234567")
-"""Numbers whose digits are split differently by different tokenizers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +47,6 @@ class VocabularyMap:
     kinds: tuple[str, str] = ("", "")
     folder: Path | None = None
     """The folder with B's tokenizer."""
-    digits: str = ""
-    """How digits are split differently, if they are."""
 
     @classmethod
     def between(cls, a: TokenTable, b: TokenTable, folder: Path | None = None) -> VocabularyMap:
@@ -158,7 +153,6 @@ class VocabularyMap:
             "dropped": len(self.dropped),
             "dropped_first": list(self.dropped[:SHOWN]),
             "new": self.new,
-            **({"digits": self.digits} if self.digits else {}),
         }
 
 
@@ -188,33 +182,3 @@ def _comparable_names(a: TokenTable, b: TokenTable) -> tuple[Sequence[object], S
     if {a.kind, b.kind} == {BYTES, PIECES}:
         return a.texts(), b.texts()
     return [None] * len(a.tokens), [None] * len(b.tokens)
-
-
-# ── digits ───────────────────────────────────────────────────────────────────────────────────
-
-
-def differing_digits(a: Path | None, b: Path | None) -> str:
-    """Return how the tokenizers of two folders split the digits of a number differently; empty if not."""
-    if a is None or b is None:
-        return ""
-    for number, one, other in zip(_NUMBERS, _digit_pieces(a), _digit_pieces(b), strict=False):
-        if one and other and one != other:
-            return f"{number} is {'·'.join(one)} in A and {'·'.join(other)} in B"
-    return ""
-
-
-def _digit_pieces(folder: Path) -> Iterator[list[str]]:
-    """Yield the pieces of each number; nothing where the tokenizer cannot be loaded as it is."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return
-    try:
-        tokenizer = require_library("tokenizers", "transformers").Tokenizer.from_file(str(path))
-        pieces = [tokenizer.encode(number, add_special_tokens=False).tokens for number in _NUMBERS]
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # the library's own panics are no Exceptions
-        return
-    for number, found in zip(_NUMBERS, pieces, strict=True):
-        digits = [text for one in found if (text := one.removeprefix("##").strip("Ġ▁ ").removesuffix("</w>"))]
-        yield digits if "".join(digits) == number else []

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from transfusion.report.charts import GRID, MUTED, STYLE, ChartCurve, LineChart, shorten
+from transfusion.report.charts import GRID, MUTED, STYLE, Curve, plot_curves, shorten
 from transfusion.report.parts import RATES, gained, measured
 
 _BARE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -98,10 +98,9 @@ def _draw_lines(
 ) -> list[Any]:
     """Draw a curve per π, in grey without π; return the signs for the key."""
     drawn = [
-        ChartCurve(one["label"], some, 0 if one["method"] else 1)
-        for one, some in zip(curves, points, strict=True)
+        Curve(one["label"], some, 0 if one["method"] else 1) for one, some in zip(curves, points, strict=True)
     ]
-    return LineChart(drawn, x, y, y).draw(axes)[1]
+    return plot_curves(axes, drawn, x, y)[1]
 
 
 def _add_key(figure: Any, signs: list[Any], labels: Iterable[str], title: str = "") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,13 +14,13 @@ from transfusion.alignment.pi_file import is_alignment
 from transfusion.architecture.architecture import Space
 from transfusion.errors import CheckpointError, SettingError, TransfusionError
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, read_key
+from transfusion.files.lora_keys import DENOISER, format_of, read_key
 from transfusion.files.references import resolve
 from transfusion.files.tensor_files import header_metadata, headers
 from transfusion.model.model import Model, Reference
 from transfusion.model.pair import compare_vocabularies
 from transfusion.model.recognition import claims, fitting_models
-from transfusion.model.vocabulary_map import describe_vocabulary, differing_digits
+from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.lora_file import is_adapter, lora_file_in
@@ -61,23 +60,22 @@ def inspect(
     >>> transfusion.inspect("pi.safetensors")["method"]
     'guarded'
     """
-    if isinstance(reference, str | Path) and is_alignment(reference):
+    place = reference if isinstance(reference, str | Path) else None
+    if place is not None and is_alignment(place):
         if beside is not None:
             raise SettingError("`beside`: a file of π has no vocabulary of its own", hint="give a model")
-        found = Alignment.load(reference)
-        if found.other_shape:
-            return describe_rectangular(found)
-        return describe_alignment(found)
-    if isinstance(reference, str | Path) and is_adapter(reference):
-        if (file := lora_file_in(resolve(reference))) is None:
-            return describe_adapter(str(reference), beside)
+        return describe_alignment(Alignment.load(place))
+    if place is not None and is_adapter(place):
+        if (file := lora_file_in(resolve(place))) is None:
+            return describe_adapter(str(place), beside)
         if beside is not None:
             raise SettingError("`beside`: a LoRA file has no vocabulary of its own", hint="give a model")
-        return describe_lora(str(reference), file)
+        return describe_lora(str(place), file)
     model = Model.open(reference, config=config)
-    if beside is None:
-        return describe_model(model)
-    return {**describe_model(model), "vocabulary": _vocabularies(model, Model.open(beside, config=config))}
+    about = describe_model(model)
+    if beside is not None:
+        about["vocabulary"] = _vocabularies(model, Model.open(beside, config=config))
+    return about
 
 
 def _vocabularies(a: Model, b: Model) -> dict[str, Any]:
@@ -86,8 +84,7 @@ def _vocabularies(a: Model, b: Model) -> dict[str, Any]:
     if found is None:
         text = reason or "one of the two models has no vocabulary, or both are of different families"
         return {"with": b.label, "text": f"not compared: {text}"}
-    digits = "" if found.is_identity else differing_digits(a.tokenizer_folder, b.tokenizer_folder)
-    about = replace(found, digits=digits).about()
+    about = found.about()
     return {"with": b.label, "text": describe_vocabulary(about), **about}
 
 
@@ -96,90 +93,57 @@ def describe_model(model: Model) -> dict[str, Any]:
     architecture = model.architecture
     kinds: dict[tuple[Any, ...], list[Space]] = defaultdict(list)
     for space in architecture.spaces.values():
-        kinds[(_pattern(space.id), space.size, space.group, _pattern(space.parent))].append(space)
+        within = _pattern(space.parent) if space.parent else None
+        kinds[(_pattern(space.id), space.size, space.group, within)].append(space)
     axes = []
     for (pattern, size, group, parent), spaces in kinds.items():
         tensors = {
-            _numberless(tensor): str(architecture.tensors[tensor].rename(_short))
+            _pattern(tensor, "{}"): str(architecture.tensors[tensor].rename(_axis))
             for space in spaces
             for tensor in architecture.occurrences[space.id]
         }
-        axes.append(
-            {
-                "axis": pattern,
-                "size": size,
-                "count": len(spaces),
-                "group": str(group),
-                "within": parent,
-                "stream": spaces[0].stream,
-                "why": spaces[0].why or None,
-                "tensors": tensors,
-            }
-        )
+        about = {"axis": pattern, "size": size, "count": len(spaces), "group": str(group), "within": parent}
+        first = {"stream": spaces[0].stream, "why": spaces[0].why or None}
+        axes.append({**about, **first, "tensors": tensors})
     checkpoint = model.checkpoint
     return {
         "model": model.label,
         "family": model.family.name,
         "library": model.family.library,
         "recognised_by": model.why,
+        "unread_settings": model.unread_settings,
+        **_stored(checkpoint),
+        "files": [] if checkpoint.in_memory else [file.name for file in checkpoint.files],
+        "heads": sorted(architecture.task_heads),
+        "axes": axes,
+    }
+
+
+def _pattern(id: str, number: str = "*") -> str:
+    """Return the name of an axis or a tensor in any block: ``layer.*.head``."""
+    return ".".join(number if part.isdigit() else part for part in id.split("."))
+
+
+def _axis(id: str) -> str:
+    return id.rsplit(".", 1)[-1]
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "tensors": len(checkpoint.tensors),
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.nbytes,
-        "dtypes": sorted({str(i.dtype).removeprefix("torch.") for i in checkpoint.tensors.values()}),
-        "files": [] if checkpoint.in_memory else [file.name for file in checkpoint.files],
-        "tensors": len(checkpoint.tensors),
-        "heads": sorted(architecture.heads),
-        "axes": axes,
+        "dtypes": sorted({str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values()}),
     }
 
 
 def describe_alignment(alignment: Alignment) -> dict[str, Any]:
-    """Describe a π: the share of units in place per axis, the heads, the objective."""
-    metadata = alignment.provenance
-    axes: dict[str, dict[str, Any]] = {}
-    for id in alignment.sizes:
-        if (map_ := alignment.maps.get(id)) is None:
-            continue
-        stays = list(fixed_points(map_))
-        axes[id] = {
-            "kind": map_.kind,
-            "size": map_.size,
-            "maps": map_.blocks,
-            "within": alignment.parents.get(id),
-            "stays": sum(stays) / len(stays) if stays else None,
-        }
-        if map_.rotates:
-            axes[id]["writes_apart"] = map_.writing is not None
-    parents = set(alignment.parents.values())
-    heads = {
-        id: map_.index[0].tolist()
-        for id in alignment.sizes
-        if id in parents and (map_ := alignment.maps.get(id)) and map_.permutes
-    }
-    return {
-        "family": metadata.family,
-        "method": metadata.method,
-        "residual": metadata.policy.residual,
-        "inner": metadata.policy.inner,
-        "heads_policy": metadata.policy.heads,
-        "seed": metadata.seed,
-        "options": dict(metadata.options),
-        "source": {"name": metadata.source, "fingerprint": metadata.source_fingerprint},
-        "target": {"name": metadata.target, "fingerprint": metadata.target_fingerprint},
-        "version": metadata.version,
-        "blake3": alignment.digest,
-        "objective": list(metadata.objective),
-        "advice": dict(metadata.advice) or None,
-        "vocabulary": dict(metadata.vocabulary) or None,
-        "axes": axes,
-        "heads": heads,
-    }
+    """Describe a π: the share of units in place per axis, the heads, the objective.
 
-
-def describe_rectangular(alignment: Alignment) -> dict[str, Any]:
-    """Describe a π between models of different shapes: the blocks that correspond, and every map."""
-    made = alignment.provenance
-    kept = [min(1.0, one.size / one.source_size) for one in alignment.maps.values()]
-    return {
+    Between models of different shapes: the blocks that correspond, and the sizes of every map.
+    """
+    made, maps = alignment.provenance, alignment.maps
+    about = {
         "family": made.family,
         "method": made.method,
         "seed": made.seed,
@@ -190,24 +154,33 @@ def describe_rectangular(alignment: Alignment) -> dict[str, Any]:
         "blake3": alignment.digest,
         "advice": dict(made.advice) or None,
         "vocabulary": dict(made.vocabulary) or None,
-        "paths": {stack: [[i, j] for i, j, _ in path] for stack, path in alignment.paths.items()},
-        "kept_share": fmean(kept),
-        "maps": {name: [one.size, one.source_size] for name, one in alignment.maps.items()},
     }
-
-
-def _pattern(id: str | None) -> str | None:
-    """Return the name of an axis in any block: ``layer.*.head``."""
-    return None if id is None else ".".join("*" if part.isdigit() else part for part in id.split("."))
-
-
-def _short(id: str) -> str:
-    """Return the name of the axis alone."""
-    return id.rsplit(".", 1)[-1]
-
-
-def _numberless(tensor: str) -> str:
-    return ".".join("{}" if part.isdigit() else part for part in tensor.split("."))
+    if alignment.other_shape:
+        return about | {
+            "paths": {stack: [[i, j] for i, j, _ in path] for stack, path in alignment.paths.items()},
+            "kept_share": fmean(min(1.0, one.size / one.source_size) for one in maps.values()),
+            "maps": {name: [one.size, one.source_size] for name, one in maps.items()},
+        }
+    axes: dict[str, dict[str, Any]] = {}
+    moved = {id: maps[id] for id in alignment.sizes if id in maps}
+    for id, map_ in moved.items():
+        stays = list(fixed_points(map_))
+        shape = {
+            "kind": map_.kind,
+            "size": map_.size,
+            "maps": map_.blocks,
+            "within": alignment.parents.get(id),
+        }
+        axes[id] = {**shape, "stays": fmean(stays) if stays else None}
+    parents = set(alignment.parents.values())
+    return about | {
+        "residual": made.policy.residual,
+        "inner": made.policy.inner,
+        "heads_policy": made.policy.heads,
+        "objective": list(made.objective),
+        "axes": axes,
+        "heads": {id: one.index[0].tolist() for id, one in moved.items() if id in parents and one.permutes},
+    }
 
 
 # ── adapters and LoRA files ──────────────────────────────────────────────────────────────────
@@ -222,29 +195,27 @@ def describe_lora(label: str, file: Path) -> dict[str, Any]:
     checkpoint = Checkpoint(label, file, tensors, (file,))
     own = [one for one in keys.values() if one.component == DENOISER] or list(keys.values())
     modules = {one.module for one in own}
+    refused = (f"{one.kind}: {one.refused}" for one in keys.values() if one.refused)
+    down = [shapes[name] for name, one in keys.items() if one.part in ("lora_A", "hada_w1_b")]
+    alphas = [checkpoint.read(name) for name, one in keys.items() if one.part == "alpha"]
     return {
         "lora": label,
         "format": format_of(keys),
-        "kinds": sorted({one.ending.kind for one in keys.values()} - {""}),
-        "refused": _refused(keys.values()),
+        "kinds": sorted({one.kind for one in keys.values()} - {""}),
+        "refused": next(refused, None),
         "unknown": [_shown(name) for name, one in read.items() if one is None],
         "fits": fitting_models(keys.values(), shapes),
         "trained_on": {key: _shown(text) for key, text in claims(header).items()},
         "moved_onto": recorded_base(file) if HEADER in header else None,
         "training": {name: _shown(header[key]) for name, key in _TRAINING.items() if header.get(key)},
         "tags": _tags(header),
-        "ranks": _counted(_ranks(keys, shapes)),
-        "alphas": _counted(_alphas(keys, checkpoint)),
+        "ranks": _counted(shape[0] for shape in down if shape),
+        "alphas": _counted(round(float(alpha), 6) for alpha in alphas if alpha.numel() == 1),
         "components": dict(Counter(one for _, one in {(k.owner, k.component) for k in keys.values()})),
         "blocks": _blocks(modules),
-        "modules": dict(
-            sorted(Counter(_NUMBER.sub("*", one, count=1) for one in {k.module for k in own}).items())
-        ),
+        "modules": dict(sorted(Counter(_NUMBER.sub("*", one, count=1) for one in modules).items())),
         "kinds_of_modules": _kinds(modules),
-        "tensors": len(tensors),
-        "parameters": checkpoint.parameters,
-        "bytes": checkpoint.nbytes,
-        "dtypes": sorted({str(info.dtype).removeprefix("torch.") for info in tensors.values()}),
+        **_stored(checkpoint),
     }
 
 
@@ -257,7 +228,6 @@ def describe_adapter(label: str, beside: Reference | None = None) -> dict[str, A
     config, checkpoint = adapter.config, adapter.checkpoint
     named, revision = (_shown(config.get(key) or "") for key in ("base_model_name_or_path", "revision"))
     base = beside if beside is not None else named if named and Path(named).is_dir() else None
-    rank = adapter.kind.rank
     return {
         "adapter": label,
         "kind": adapter.kind.name,
@@ -266,17 +236,14 @@ def describe_adapter(label: str, beside: Reference | None = None) -> dict[str, A
         "class": _shown((config.get("auto_mapping") or {}).get("base_model_class") or "") or None,
         "moved_onto": recorded_base(checkpoint.root),
         "fits": None if base is None else _fit(adapter, base),
-        "ranks": _counted(rank(adapter.settings(one)) for one in adapter.modules) if rank else {},
+        "ranks": _counted(adapter.settings(one).rank for one in adapter.modules if adapter.kind.has_rank),
         "alpha": config.get("lora_alpha", config.get("alpha")),
         "virtual_tokens": config.get("num_virtual_tokens"),
         "whole": [_shown(name) for name in config.get("modules_to_save") or ()],
         "blocks": _blocks(adapter.modules),
         "modules": adapter.modules,
         "kinds_of_modules": _kinds(adapter.modules),
-        "tensors": len(checkpoint.tensors),
-        "parameters": checkpoint.parameters,
-        "bytes": checkpoint.nbytes,
-        "dtypes": sorted({str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values()}),
+        **_stored(checkpoint),
     }
 
 
@@ -293,21 +260,6 @@ def _fit(adapter: Adapter, base: Reference) -> dict[str, Any]:
 def _shown(text: str) -> str:
     """Return a text of an untrusted header on one line, without characters that steer a terminal."""
     return "".join(one for one in " ".join(text.split()) if one.isprintable())[:_LONGEST]
-
-
-def _refused(keys: Iterable[LoraKey]) -> str | None:
-    """Return why it cannot be moved; None if it can."""
-    return next((f"{one.ending.kind}: {one.ending.refused}" for one in keys if one.ending.refused), None)
-
-
-def _ranks(keys: Mapping[str, LoraKey], shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    down = (name for name, one in keys.items() if one.part in ("lora_A", "hada_w1_b"))
-    return [shapes[name][0] for name in down if shapes[name]]
-
-
-def _alphas(keys: Mapping[str, LoraKey], checkpoint: Checkpoint) -> list[float]:
-    found = (checkpoint.read(name) for name, one in keys.items() if one.part == "alpha")
-    return [round(float(alpha), 6) for alpha in found if alpha.numel() == 1]
 
 
 def _counted(values: Iterable[float]) -> dict[str, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import exists
 from statistics import fmean
@@ -11,24 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Map
 from transfusion.architecture.architecture import Architecture, HeadPolicy
-from transfusion.architecture.layouts import Layout, names_in
 from transfusion.errors import MismatchError, TransfusionError
 from transfusion.files.tensor_files import BLOCK, row_blocks
 from transfusion.matching.advice import agreements
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.weights import WeightPair
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
+from transfusion.model.part_roles import tensor_parts
 from transfusion.report.parts import axis_name, kind_of, layer_of
 from transfusion.report.results import Inputs, recorded
 from transfusion.runtime.engines import open_engine
 from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
-from transfusion.transport.alpha import Alpha
-from transfusion.transport.changes import TaskVectorSource
+from transfusion.transport.finetunes import open_finetune
+from transfusion.transport.model_output import Change
 from transfusion.transport.plan import TransportPlan
 from transfusion.transport.task_vector import NewTokens
 
@@ -43,75 +44,51 @@ class Bases:
 
     a: Model | None = None
     b: Model | None = None
-    finetuned: tuple[str, ...] = ()
+    finetuned: Sequence[str] = ()
     """The folders of the fine-tunes; empty unless all exist."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """The models that could not be read, and why."""
 
     @classmethod
     def of(cls, inputs: Inputs) -> Bases:
         """Open the models that exist on this machine. Nothing is downloaded."""
-        metadata, notes = inputs.metadata, list[str]()
+        metadata, notes = inputs.metadata or {}, list[str]()
+        ends = [metadata["base"], metadata["onto"]] if metadata else []
+        if not metadata and inputs.alignment is not None:
+            made = inputs.alignment.provenance
+            ends = [
+                {"name": made.source, "fingerprint": made.source_fingerprint},
+                {"name": made.target, "fingerprint": made.target_fingerprint},
+            ]
         config = recorded(metadata, "settings", "config")
-        a, b = (_open_model(info, config, notes) for info in _recorded_bases(inputs))
+        a, b = (_open(info, config, notes)[1] for info in ends) if ends else (None, None)
         if a is not None and b is not None:
             try:
                 pair = Pair.open(a, b, vocabulary_share=0.0, other_shapes=True)
             except MismatchError as error:
-                return cls(notes=(*notes, f"{error.message}."))
+                return cls(notes=[*notes, f"{error.message}."])
             if pair.difference is not None:
-                return cls(notes=tuple(notes))  # the sections about weights are for models of one shape
+                return cls(notes=notes)  # the sections about weights are for models of one shape
             a = pair.a
-        places = [_open_finetune(one, config, notes) for one in (metadata or {}).get("finetuned", ())]
-        there = tuple(place for place in places if place is not None)
-        return cls(a, b, there if len(there) == len(places) else (), tuple(notes))
+        places = [_open(info, config, notes)[0] for info in metadata.get("finetuned", ())]
+        there = [place for place in places if place is not None]
+        return cls(a, b, there if len(there) == len(places) else (), notes)
 
 
-def _recorded_bases(inputs: Inputs) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    if inputs.metadata is not None:
-        return inputs.metadata["base"], inputs.metadata["onto"]
-    if inputs.alignment is None:
-        return None, None
-    made = inputs.alignment.provenance
-    return (
-        {"name": made.source, "fingerprint": made.source_fingerprint},
-        {"name": made.target, "fingerprint": made.target_fingerprint},
-    )
-
-
-def _place(info: Mapping[str, Any]) -> str | None:
+def _open(info: Mapping[str, Any], config: str | None, notes: list[str]) -> tuple[str | None, Any]:
+    """Open a model or an adapter, if it is at its recorded place and has the recorded weights."""
     named = (str(info[key]) for key in ("path", "name") if info.get(key))
-    return next((place for place in named if exists(place)), None)
-
-
-def _open_model(info: Mapping[str, Any] | None, config: str | None, notes: list[str]) -> Model | None:
-    """Open a model if it is at its place and has the recorded weights."""
-    if info is None:
-        return None
-    if (place := _place(info)) is None:
+    if (place := next(filter(exists, named), None)) is None:
         notes.append(f"{info['name']} is not at its recorded place.")
-        return None
+        return None, None
     try:
-        model = Model.open(place, config=config)
-        fingerprint = model.fingerprint
+        found = open_adapter(place) if is_adapter(place) else Model.open(place, config=config)
+        if found.fingerprint == info["fingerprint"]:
+            return place, found
+        notes.append(f"{info['name']} has other weights now.")
     except TransfusionError as error:
         notes.append(f"{info['name']} cannot be read: {error.message}.")
-        return None
-    if fingerprint != info["fingerprint"]:
-        notes.append(f"{info['name']} has other weights now.")
-        return None
-    return model
-
-
-def _open_finetune(info: Mapping[str, Any], config: str | None, notes: list[str]) -> str | None:
-    """Return the place of a fine-tune if it is there and has the recorded weights."""
-    place = _place(info)
-    if place is None or not is_adapter(place):
-        return place if _open_model(info, config, notes) is not None else None
-    if open_adapter(place).fingerprint == info["fingerprint"]:
-        return place
-    notes.append(f"{info['name']} has other weights now.")
-    return None
+    return None, None
 
 
 # ── how well axes match ──────────────────────────────────────────────────────────────────────
@@ -166,11 +143,8 @@ class Quality:
 
     def at(self, id: str, parents: Mapping[str, str]) -> AxisQuality | None:
         """Return the quality of an axis, or else of the axis that it lies within."""
-        known = {axis.id: axis for axis in self.axes}
-        place: str | None = id
-        while place is not None and place not in known:
-            place = parents.get(place)
-        return known[place] if place is not None else None
+        found = next((axis for axis in self.axes if axis.id == id), None)
+        return self.at(parents[id], parents) if found is None and id in parents else found
 
 
 def measure_quality(inputs: Inputs, advice: Mapping[str, Any], bases: Bases) -> Quality | None:
@@ -183,26 +157,22 @@ def measure_quality(inputs: Inputs, advice: Mapping[str, Any], bases: Bases) -> 
         axes = tuple(AxisQuality(id, one["found"], one["identity"], one["null"]) for id, one in info.items())
         return Quality(axes, "share predicted", "of B's activations predicted", PREDICTED)
     pi, a, b = inputs.alignment, bases.a, bases.b
-    if pi is None or a is None or b is None:
-        return None
-    if not pi.permutes:
+    if pi is None or a is None or b is None or not pi.permutes:
         return None
     weights = WeightPair(a.under(pi.provenance.policy), b.under(pi.provenance.policy))
     spaces = weights.architecture.spaces
-    ids = [space.id for space in weights.architecture.free() if weights.has_evidence_for(space.id)]
+    ids = weights.axes
     if not ids:
         return None
-    nulls = {kind: one.get("null") for kind, one in advice.get("margins", {}).items()}
+    margins = advice.get("margins", {})
+    null = {id: recorded(margins, spaces[id].axis, "null") for id in ids}
+    known = None not in null.values()
     with open_engine() as engine:
         found = agreements(weights, pi.maps, ids, engine)
         identity = agreements(weights, {}, ids, engine)
-        known = all(nulls.get(spaces[id].axis) is not None for id in ids)
-        null = (
-            {id: float(nulls[spaces[id].axis]) for id in ids}
-            if known
-            else agreements(weights, random_maps(weights.architecture, 0), ids, engine)
-        )
-    axes = tuple(AxisQuality(id, found[id], identity[id], null[id]) for id in ids)
+        if not known:
+            null = agreements(weights, random_maps(weights.architecture, 0), ids, engine)
+    axes = tuple(AxisQuality(id, found[id], identity[id], float(null[id])) for id in ids)
     about = AGREEMENT + (SEARCHED if known else SHUFFLED)
     return Quality(axes, "correlation", "correlation of π(A) with B", about)
 
@@ -277,26 +247,19 @@ def titled(id: str) -> str:
 
 @dataclass
 class TensorGroup:
-    """The tensors of one role."""
+    """The tensors of one role: sums over them."""
 
     role: str
-    square: float = 0.0
-    """‖τ‖² of its tensors."""
-    tensors: int = 0
-    sums: dict[str, float] = field(default_factory=dict, repr=False)
-
-    def add(self, **parts: float) -> None:
-        for name, value in parts.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+    sums: Counter[str] = field(default_factory=Counter, repr=False)
+    """``tensors``, ``square`` (‖τ‖²), and the terms of the means and cosines."""
 
     def mean(self, what: str) -> float | None:
         """The mean quality of its axes, ``found`` or ``null``, weighted by ‖τ‖² of each tensor."""
-        weight = self.sums.get("weight")
-        return self.sums[what] / weight if weight else None
+        return self.sums[what] / weight if (weight := self.sums["weight"]) else None
 
     def cosine(self, what: str) -> float | None:
         """The cosine of τ, ``moved`` by π or ``unmoved``, with the change of B's own fine-tune."""
-        lengths = self.sums.get(f"{what}_square", 0.0) * self.sums.get("own_square", 0.0)
+        lengths = self.sums[f"{what}_square"] * self.sums["own_square"]
         return self.sums[f"{what}_own"] / lengths**0.5 if lengths > 0 else None
 
 
@@ -309,33 +272,31 @@ def group_changes(inputs: Inputs, bases: Bases, quality: Quality | None) -> list
     if a is None or not bases.finetuned:
         return []
     home = [_source(TransportPlan.planned(a, a), place) for place in bases.finetuned]
-    own: TaskVectorSource | None = None
-    compared: dict[str, TaskVectorSource] = {}
+    own: Change | None = None
+    compared: dict[str, Change] = {}
     if inputs.ceiling and len(home) == 1 and bases.b is not None:
         own = _source(TransportPlan.planned(bases.b, bases.b), inputs.ceiling)
         compared["unmoved"] = home[0]
         if pi is not None:
             compared["moved"] = _source(TransportPlan.planned(a, bases.b, pi), bases.finetuned[0])
-    role_of = tensor_roles(a.architecture)
     under = a.architecture.under(pi.provenance.policy) if pi else a.architecture
     found: dict[str, TensorGroup] = {}
-    for name in a.architecture.tensors:
-        square = sum(_product(source, None, name, a) for source in home if source.changes(name))
+    for name, role in tensor_roles(a.architecture).items():
+        square = sum(_product(source, source, name, a) for source in home if source.changes(name))
         if not square:
             continue
-        group = found.setdefault(role_of[name], TensorGroup(role_of[name]))
-        group.square += square
-        group.tensors += 1
+        sums: Any = found.setdefault(role, TensorGroup(role)).sums
+        sums.update(tensors=1, square=square)
         axes = [quality.at(id, under.parents) for id in under.tensors[name].names()] if quality else []
         if known := [axis for axis in axes if axis is not None]:
-            found_mean, null_mean = fmean(one.found for one in known), fmean(one.null for one in known)
-            group.add(weight=square, found=square * found_mean, null=square * null_mean)
+            means = fmean(one.found for one in known), fmean(one.null for one in known)
+            sums.update(weight=square, found=square * means[0], null=square * means[1])
         if own is not None and own.changes(name):
-            group.add(own_square=_product(own, None, name, a))
+            sums.update(own_square=_product(own, own, name, a))
             for what, source in compared.items():
-                products = _product(source, None, name, a), _product(source, own, name, a)
-                group.add(**{f"{what}_square": products[0], f"{what}_own": products[1]})
-    return sorted(found.values(), key=lambda group: -group.square)
+                sums[f"{what}_square"] += _product(source, source, name, a)
+                sums[f"{what}_own"] += _product(source, own, name, a)
+    return sorted(found.values(), key=lambda group: -group.sums["square"])
 
 
 def require_ceiling(b: Model | None, ceiling: str | None) -> None:
@@ -343,63 +304,44 @@ def require_ceiling(b: Model | None, ceiling: str | None) -> None:
     if b is None or ceiling is None:
         return
     try:
-        TransportPlan.planned(b, b).source(ceiling, Alpha(), new_tokens=NewTokens.DROP)
+        TransportPlan.planned(b, b).change(open_finetune(ceiling), new_tokens=NewTokens.DROP)
     except MismatchError as error:
         raise MismatchError(error.message, hint="give B fine-tuned itself as `ceiling`") from error
 
 
-def _source(plan: TransportPlan, place: str) -> TaskVectorSource:
-    return plan.source(place, Alpha(), trust_base=True, new_tokens=NewTokens.DROP)
+def _source(plan: TransportPlan, place: str) -> Change:
+    return plan.change(open_finetune(place), trust_base=True, new_tokens=NewTokens.DROP)
 
 
-def _product(one: TaskVectorSource, other: TaskVectorSource | None, name: str, a: Model) -> float:
-    """Return the inner product of two changes of one tensor, or of one with itself, in blocks of rows."""
-    by_rows = one.by_rows(name) and (other is None or other.by_rows(name))
+def _product(one: Change, other: Change, name: str, a: Model) -> float:
+    """Return the inner product of two changes of one tensor, in blocks of rows."""
+    by_rows, total = one.by_rows(name) and other.by_rows(name), 0.0
+    for rows in row_blocks(a.info(name).shape, BLOCK if by_rows else None):
+        change = one.change(name, rows).to(torch.float64)
+        against = change if other is one else other.change(name, rows).to(torch.float64)
+        total += float((change * against).sum())
+    return total
 
-    def changes(source: TaskVectorSource) -> Iterator[Tensor]:
-        for rows in row_blocks(a.info(name).shape, BLOCK if by_rows else None):
-            yield source.change(name, rows).to(torch.float64)
 
-    if other is None:
-        return sum(float(change.square().sum()) for change in changes(one))
-    return sum(float((x * y).sum()) for x, y in zip(changes(one), changes(other), strict=True))
+PARTS = {
+    r"^\w*(qk|rot)( <- |$)": ("query", "key"),  # the first in a block is the query
+    r"^\w*vo( <- |$)": ("value",),
+    r" <- \w*vo$": ("attention output",),
+    r"^(expert )?\w*(ffn|mlp|shared|half)( <- |$)": ("MLP in",),
+    r" <- (expert )?\w*(ffn|mlp|shared)": ("MLP out",),
+    r"^scale ": ("norms",),
+}
+"""The parts of a transformer, by the axes that a tensor writes and reads."""
 
 
 def tensor_roles(architecture: Architecture) -> dict[str, str]:
-    """Return the part of a transformer that each tensor belongs to, from its layout.
-
-    A bias has the role of its weight. Queries and keys have the same layout, so their role is the name of
-    their module.
-    """
-    found: dict[str, str] = {}
-    for name in architecture.tensors:
-        weight = f"{name.rpartition('.')[0]}.weight"
-        leader = weight if weight in architecture.tensors else name
-        found[name] = "task head" if name in architecture.heads else _role(architecture, leader)
-    return found
-
-
-def _role(architecture: Architecture, name: str) -> str:
-    layout = architecture.tensors[name]
-    inner = [id for id in layout.names() if architecture.spaces[id].stream is None]
-    in_a_block = any(part.isdigit() for part in name.split("."))
-    if layout.arrow is None and not inner:
-        return "norms" if name.endswith(".weight") else "other" if in_a_block else "embeddings"
-    written, read = (_axes(architecture, layout, dims) for dims in (layout.outputs, layout.inputs))
-    ends = {space.rsplit("_", 1)[-1] for space in written.values()}  # cross_qk is a qk
-    if {"qk", "vo"} <= ends:
-        return "query, key and value in one"
-    if "qk" in ends:
-        return name.split(".")[-2]
-    if "vo" in ends:
-        return "value"
-    if any(space.rsplit("_", 1)[-1] == "vo" for space in read.values()):
-        return "attention output"
-    if not in_a_block:
-        return "embeddings"
-    free = {space.id for space in architecture.free() if space.stream is None} - set(architecture.children)
-    return "MLP in" if free & written.keys() else "MLP out" if free & read.keys() else "other"
-
-
-def _axes(architecture: Architecture, layout: Layout, dims: Iterable[int]) -> dict[str, str]:
-    return {id: architecture.spaces[id].axis for dim in dims for id in names_in(layout.items[dim])}
+    """Return the part of a transformer that each tensor belongs to; a bias belongs to that of its weight."""
+    found: dict[str, list[str]] = {name: [] for name in architecture.tensors}
+    for role, part in tensor_parts(architecture).items():
+        use = role.use.removeprefix("bias of ")
+        names = next((names for pattern, names in PARTS.items() if re.search(pattern, use)), None)
+        in_a_block = any(word.isdigit() for word in part.tensor.split("."))
+        names = names or ("other" if in_a_block else "embeddings",)
+        found[part.tensor].append(names[min(role.number, len(names) - 1)])
+    roles = {name: " + ".join(dict.fromkeys(parts)) or "other" for name, parts in found.items()}
+    return roles | dict.fromkeys(architecture.task_heads, "task head")

@@ -1,15 +1,19 @@
 """Reports: a run and its results, as one page of HTML.
 
 `results` reads the run, its results and π; `measures` computes numbers from π and the models, if they still
-exist. `sections` makes the sections of both, with charts from `charts`. This module adds the page's head.
+exist. `sections` makes the sections of both, with charts from `charts`. This module adds the page's head
+and the commands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,7 +23,8 @@ from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
 from transfusion.files.publishing import publish_file, require_writable, write_text
 from transfusion.report import sections as make
-from transfusion.report.charts import StrandChart
+from transfusion.report.charts import draw_strands
+from transfusion.report.formats import Evaluation, ScoredModel, Scores, Sweep, SweepCurve
 from transfusion.report.measures import (
     Bases,
     Quality,
@@ -33,7 +38,6 @@ from transfusion.report.parts import (
     RATES,
     Command,
     Figure,
-    Hero,
     Number,
     Section,
     Table,
@@ -51,89 +55,35 @@ from transfusion.report.parts import (
     short,
     two_digits,
 )
-from transfusion.report.results import (
-    Evaluation,
-    Inputs,
-    ScoredModel,
-    Scores,
-    Sweep,
-    SweepCurve,
-    local_files,
-    location,
-    read_inputs,
-    recorded,
-)
+from transfusion.report.results import Inputs, location, read_inputs, recorded
 from transfusion.report.settings import ReportSettings
 from transfusion.runtime.progress import phase
 from transfusion.runtime.run_record import shareable_text
 from transfusion.runtime.settings import verb
 from transfusion.transport.alpha import Alpha
+from transfusion.transport.record import FILE
 
 __all__ = ["Report", "report"]
 
 WELL_PREDICTED = 0.5
 """The share of B's activations from which on a prediction counts as good."""
-TERMS = (
-    ("task", "data of what the fine-tune was trained for"),
-    ("support", "data of what B could do before, which B should still be able to do"),
-    ("null", "the same measure where there is nothing to find; what is not above the null is chance"),
-)
 
 
-@verb(ReportSettings)
-def report(settings: ReportSettings) -> Report:
-    """Make one HTML page of a run: advice, layers, heads, curves, scores and time.
+@dataclass(frozen=True)
+class Hero:
+    """The head of the page."""
 
-    >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
-    >>> page = transfusion.report(moved.save("moved"), via="pi.safetensors")
-    >>> print(page.hero.title, page.hero.verdict, page.save("report.html"), sep=" · ")
-    tuned, moved onto b · alignable · report.html
-    """
-    results, via, output = list(settings.results), settings.via, settings.output
-    inputs = read_inputs(settings.run, results, via, settings.ceiling)
-    if output is not None:
-        named = via if isinstance(via, str | Path) else None
-        given = local_files(settings.run, *results, named, settings.ceiling)
-        require_writable(Path(output), force=settings.force, inputs=given, folder=False)
-    with phase("drawing the page"):
-        page = _page(inputs, via)
-    if output is not None:
-        page.save(output, force=settings.force)
-    return page
-
-
-def _page(inputs: Inputs, via: Alignment | str | Path | None) -> Report:
-    """Return the page of a run, section by section."""
-    bases = Bases.of(inputs)
-    require_ceiling(bases.b, inputs.ceiling)
-    pi, metadata, advice = inputs.alignment, inputs.metadata, _advice(inputs)
-    other_shapes = bool(advice.get("blocks"))  # axes are no longer one to one
-    quality = None if other_shapes else measure_quality(inputs, advice, bases)
-
-    sections: list[Section | None] = []
-    if metadata is not None:
-        sections.append(make.what_was_moved(metadata))
-    if advice.get("text"):
-        sections.append(make.advice(advice, pi.provenance.objective if pi else ()))
-    if other_shapes:
-        sections.append(make.blocks(advice))
-    if inputs.of("evaluate"):
-        sections.append(make.evaluations(inputs))
-    if quality is not None:
-        sections.append(make.layers(quality))
-    if pi is not None and (panels := head_panels(pi, bases)):
-        sections.append(make.heads(panels, pi))
-    if groups := group_changes(inputs, bases, quality):
-        sections.append(make.task_vector(groups, quality, inputs.ceiling))
-    sections += [section(inputs) for verb, section in make.RESULTS.items() if inputs.of(verb)]
-    sections += [make.time_and_memory(inputs), make.typed_commands(inputs)]
-    shown = [section for section in sections if section is not None]
-
-    names = models_of(inputs)
-    missing = make.missing_commands(inputs, names, {section.id for section in shown})
-    hero = make_hero(inputs, advice, quality)
-    notes = [*inputs.notes, *bases.notes]
-    return Report(hero, shown, missing, notes, inputs.files(via), inputs.folder.absolute().parent)
+    title: str
+    summary: str
+    stations: Sequence[tuple[str, str, str]]
+    """A, τ, π and B: symbol, name and explanation."""
+    verdict: str
+    mood: str
+    """Of the verdict: ``good``, ``fair``, ``bad`` or nothing."""
+    numbers: Sequence[Number]
+    strands: Figure | None
+    next_steps: Sequence[str]
+    """What to try, if the result should not be relied upon as it is."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,16 +121,9 @@ class Report:
             finalize=without_paths,
         )
         folder = files("transfusion.report") / "templates"
-        style, script = (Markup((folder / name).read_text("utf-8")) for name in ("style.css", "script.js"))
-        return environment.get_template("page.html.jinja").render(
-            hero=self.hero,
-            sections=self.sections,
-            missing=self.missing,
-            notes=self.notes,
-            version=__version__,
-            style=style,
-            script=script,
-        )
+        texts = {name: Markup((folder / name).read_text("utf-8")) for name in ("style.css", "script.js")}
+        template = environment.get_template("page.html.jinja")
+        return template.render(page=self, texts=texts, version=__version__)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the page. ``force`` replaces an existing file, but never a file that was read."""
@@ -189,10 +132,62 @@ class Report:
         return publish_file(Path(path), lambda staged: write_text(staged, text), force=force)
 
 
+@verb(ReportSettings)
+def report(settings: ReportSettings) -> Report:
+    """Make one HTML page of a run: advice, layers, heads, curves, scores and time.
+
+    >>> moved = transfusion.transport("models/tuned", base="models/a", onto="models/b", via="pi.safetensors")
+    >>> page = transfusion.report(moved.save("moved"), via="pi.safetensors")
+    >>> print(page.hero.title, page.hero.verdict, page.save("report.html"), sep=" · ")
+    tuned, moved onto b · alignable · report.html
+    """
+    inputs = read_inputs(settings.run, list(settings.results), settings.via, settings.ceiling)
+    read, output = inputs.files(settings.via), settings.output
+    if output is not None:
+        require_writable(Path(output), force=settings.force, inputs=read, folder=False)
+    with phase("drawing the page"):
+        bases, info = Bases.of(inputs), _advice(inputs)
+        require_ceiling(bases.b, inputs.ceiling)
+        # between different shapes, axes are no longer one to one
+        quality = None if info.get("blocks") else measure_quality(inputs, info, bases)
+        sections = list(_sections(inputs, bases, info, quality))
+        missing = missing_commands(inputs, models_of(inputs), {section.id for section in sections})
+        hero, notes = make_hero(inputs, info, quality), [*inputs.notes, *bases.notes]
+        page = Report(hero, sections, missing, notes, read, inputs.folder.absolute().parent)
+    if output is not None:
+        page.save(output, force=settings.force)
+    return page
+
+
 def _advice(inputs: Inputs) -> Mapping[str, Any]:
     if inputs.metadata is not None:
         return recorded(inputs.metadata, "alignment", "advice") or {}
     return inputs.alignment.provenance.advice if inputs.alignment else {}
+
+
+def _sections(
+    inputs: Inputs, bases: Bases, advice: Mapping[str, Any], quality: Quality | None
+) -> Iterator[Section]:
+    """Yield the sections that there is something to show in."""
+    pi, metadata = inputs.alignment, inputs.metadata
+    if metadata is not None:
+        yield make.what_was_moved(metadata)
+    if advice.get("text"):
+        yield make.advice(advice, pi.provenance.objective if pi else ())
+    if advice.get("blocks"):
+        yield make.blocks(advice)
+    if inputs.of("evaluate"):
+        yield make.evaluations(inputs)
+    if quality is not None:
+        yield make.layers(quality)
+    if pi is not None and (panels := head_panels(pi, bases)):
+        yield make.heads(panels, pi)
+    if groups := group_changes(inputs, bases, quality):
+        yield make.task_vector(groups, quality, inputs.ceiling)
+    yield from (section(inputs) for verb, section in make.RESULTS.items() if inputs.of(verb))
+    for last in (make.time_and_memory(inputs), typed_commands(inputs)):
+        if last is not None:
+            yield last
 
 
 # ── the head of the page ─────────────────────────────────────────────────────────────────────
@@ -201,7 +196,7 @@ def _advice(inputs: Inputs) -> Mapping[str, Any]:
 def make_hero(inputs: Inputs, advice: Mapping[str, Any], quality: Quality | None) -> Hero:
     """Make the head of a page: title, verdict, main numbers and the picture of π."""
     tuned, a, b, method = models_of(inputs)
-    metadata = inputs.metadata or {}
+    metadata, targets = inputs.metadata or {}, inputs.targets()
     verdict = str(advice.get("verdict", ""))
     if verdict == "predicted" and advice.get("found") is not None:
         verdict = f"{percent(advice['found'])} of B predicted"
@@ -219,23 +214,15 @@ def make_hero(inputs: Inputs, advice: Mapping[str, Any], quality: Quality | None
         ("B", short(b), "the new base"),
     )
     numbers = [*_measured(inputs, b), *_without_data(inputs, quality)][:4]
-    if inputs.metadata is None and len(several := inputs.targets()) > 1:
+    if not metadata and len(targets) > 1:
         numbers = []
-        targets = listed(map(short, several))
-        summary += f" They are about several targets, {targets}, so no main numbers are shown."
-    support_lost = any(one.name.startswith("support") and one.mood == "bad" for one in numbers)
-    mood = _mood(advice, support_lost)
-    return Hero(
-        title,
-        summary,
-        [station for station in stations if station[1]],
-        verdict,
-        mood,
-        numbers,
-        draw_pi(inputs.alignment),
-        _next_steps(advice, support_lost, metadata) if mood in ("fair", "bad") else [],
-        TERMS,
-    )
+        several = listed(map(short, targets))
+        summary += f" They are about several targets, {several}, so no main numbers are shown."
+    lost = any(one.name.startswith("support") and one.mood == "bad" for one in numbers)
+    mood = _mood(advice, lost)
+    steps = _next_steps(advice, lost, metadata) if mood in ("fair", "bad") else []
+    there, strands = [station for station in stations if station[1]], draw_pi(inputs.alignment)
+    return Hero(title, summary, there, verdict, mood, numbers, strands, steps)
 
 
 def models_of(inputs: Inputs) -> tuple[list[str], str, str, str]:
@@ -290,21 +277,20 @@ def _next_steps(advice: Mapping[str, Any], support_lost: bool, metadata: Mapping
 
 def _measured(inputs: Inputs, b: str) -> list[Number]:
     """Return the gains from an evaluation of this output, or else from a sweep."""
-    for result in inputs.own("evaluate"):
+    for result in (one for one in inputs.of("evaluate") if one.own):
         scores: Evaluation = result.info
         row = _only_row(inputs, scores) if inputs.metadata is None else inputs.own_row(scores)
         if row is not None:
             note = short(row.model) if inputs.metadata is None else ""
             return _gains(row, scores, note) + _gap(row, scores, b, inputs.ceiling)
-    for result in inputs.own("sweep"):
+    for result in (one for one in inputs.of("sweep") if one.own):
         sweep: Sweep = result.info
-        curves = [one for one in sweep.curves if one.method] or sweep.curves
+        sign = 1 if sweep.task.metric in RATES else -1
 
-        def gain(curve: SweepCurve, metric: str = sweep.task.metric) -> float:
-            found = curve.at_best.gain_of("task") or 0.0
-            return found if metric in RATES else -found
+        def gain(curve: SweepCurve, sign: int = sign) -> float:
+            return sign * (curve.at_best.gain_of("task") or 0.0)
 
-        best = max(curves, key=gain)
+        best = max([one for one in sweep.curves if one.method] or sweep.curves, key=gain)
         alpha = brief(best.at_best.alpha)
         note = f"{best.label}, α = {alpha}, the best of the sweep, chosen on this data"
         return _gains(best.at_best, sweep, note)
@@ -354,12 +340,8 @@ def _without_data(inputs: Inputs, quality: Quality | None) -> list[Number]:
     """Return the numbers that need no evaluation."""
     found: list[Number] = []
     if quality is not None:
-        mean, null = (
-            sum(getattr(axis, what) for axis in quality.axes) / len(quality.axes)
-            for what in ("found", "null")
-        )
-        note = f"the mean over axes; the null is {two_digits(null)}"
-        found.append(Number(two_digits(mean), quality.title, note))
+        note = f"the mean over axes; the null is {two_digits(fmean(one.null for one in quality.axes))}"
+        found.append(Number(two_digits(fmean(one.found for one in quality.axes)), quality.title, note))
     if (metadata := inputs.metadata) is not None:
         alpha = Alpha.of(metadata["alpha"])
         found.append(Number(str(metadata.get("moved", 0)), "tensors moved"))
@@ -383,6 +365,70 @@ def draw_pi(pi: Alignment | None) -> Figure | None:
     rows = [(str(to), str(int(row.argmax())), percent(float(row.max()))) for to, row in enumerate(shares)]
     moves = f"This π moves {len(pi.maps)} axes."
     caption = f"{capital(what)}: which units of A become which units of B. {moves}"
-    chart = StrandChart(shares, ("A", "B"), caption)
     table = Table(["unit of B", "mostly from A's", "share"], rows)
-    return Figure("strands", f"π, drawn: {what}", chart, table, caption)
+    return Figure("strands", f"π, drawn: {what}", partial(draw_strands, caption, shares), table, caption)
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+
+def typed_commands(inputs: Inputs) -> Section | None:
+    """Return all recorded commands, and the command that repeats the run."""
+    metadata = inputs.metadata or {}
+    typed = [(one.verb, one.info.command) for one in inputs.results]
+    typed = [(metadata["verb"], metadata["command"]), *typed] if metadata else typed
+    commands = [Command(text, verb) for verb, text in typed if text]
+    lead = "As they were typed; absolute paths are shortened." if commands else ""
+    if metadata and metadata.get("repeatable", True) and inputs.run.is_dir():
+        again = f"transfusion {metadata['verb']} --from {FILE} -o ../again"
+        commands.append(Command(again, "the same again, bit for bit, from the folder of this run"))
+    return Section("commands", "Commands", "Commands", lead, commands) if commands else None
+
+
+MISSING = {
+    "evaluation": (
+        "scores on a task and on a support, which is what B could do before",
+        "evaluate {b} {run} --against {b} --data TASK --support DATA -o {folder}/evaluate.json",
+    ),
+    "alpha": (
+        "how task and support depend on α",
+        "sweep {tuned} --base {a} --onto {b} {by} --data TASK --support DATA -o {folder}/sweep.json",
+    ),
+    "fewshot": (
+        "α for every part of the model, from a few examples",
+        "fewshot {tuned} --base {a} --onto {b} {by} --data TRAIN --test TEST -o alpha.json"
+        " --results {folder}/fewshot.json",
+    ),
+    "barrier": ("the loss between π(A) and B", "barrier {a} {b} {by} --data FILE -o {folder}/barrier.json"),
+    "proof": (
+        "whether π(A) computes the same as A, or how much of B it predicts",
+        "verify {a} {by} -o {folder}/verify.json",
+    ),
+}
+"""What a section without data would show, and the command that makes its data."""
+
+
+def missing_commands(
+    inputs: Inputs, names: tuple[Sequence[str], str, str, str], present: Collection[str]
+) -> list[Command]:
+    """Return a command for every section that has no data, with the names of this run."""
+    finetuned, a, b, method = names
+    pi = recorded(inputs.metadata, "settings", "via")
+    tuned = finetuned[0] if finetuned else "FINETUNED"
+    given = {"tuned": tuned, "a": a or "A", "b": b or "B", "run": inputs.run, "folder": inputs.folder}
+    words = {key: shlex.quote(str(value)) for key, value in given.items()}
+    words["by"] = f"--via {shlex.quote(str(pi)) if pi else 'PI'}"
+    found = [
+        Command(f"transfusion {text.format(**words)}", what)
+        for id, (what, text) in MISSING.items()
+        if id not in present
+    ]
+    report = f"transfusion report {words['run']}"
+    if inputs.alignment is None and a and b:
+        how = f" --method {shlex.quote(method)}" if method and " " not in method else ""
+        align = f"transfusion align {words['a']} {words['b']}{how} -o pi.safetensors"
+        found.append(Command(f"{align} && {report} --via pi.safetensors", "layers and heads"))
+    if inputs.ceiling is None and "tau" in present:
+        what = "the share of the gap, and π(τ) compared with the change that B's own fine-tune made"
+        found.append(Command(f"{report} --ceiling B_FINETUNED", what))
+    return found

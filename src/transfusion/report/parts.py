@@ -9,8 +9,8 @@ from typing import ClassVar, TypeAlias
 
 from markupsafe import Markup
 
-from transfusion.report.charts import NARROW, WIDE
-
+WIDE, NARROW = 960, 330
+"""The widths in pixels that every chart is drawn in: for a desk and for a phone."""
 RATES = ("accuracy", "matthews", "f1")
 """Metrics that are shown in percent; of all others, less is better."""
 AXES = {
@@ -33,38 +33,32 @@ AXES = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table. The first column is text, the others are numbers."""
+    """A table. The first column is text, the others are numbers; ``strong`` is the row of this run."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     strong: int | None = None
-    """The row that the report is about."""
     part: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its table of numbers and its caption."""
+    """A chart with its table of numbers, which is ``opened`` or folded, and its caption."""
 
     id: str
     title: str
     draw: Callable[[float], str] = field(repr=False)
+    """Returns the chart as SVG, with all texts escaped, for a width in pixels."""
     table: Table
     caption: str = ""
     opened: bool = False
-    """Whether the table is open at first."""
     part: ClassVar[str] = "figure"
 
     @property
-    def wide(self) -> Markup:
-        """The chart for a desk. Its texts are escaped by the chart."""
-        return Markup(self.draw(WIDE))
-
-    @property
-    def narrow(self) -> Markup:
-        """The chart for a phone."""
-        return Markup(self.draw(NARROW))
+    def drawings(self) -> dict[str, Markup]:
+        """The chart for a desk and for a phone, by CSS class."""
+        return {"wide": Markup(self.draw(WIDE)), "narrow": Markup(self.draw(NARROW))}
 
 
 @dataclass(frozen=True)
@@ -86,14 +80,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Prose:
-    """A paragraph."""
-
-    text: str
-    part: ClassVar[str] = "prose"
-
-
-@dataclass(frozen=True)
 class Command:
     """A command line with a button to copy it."""
 
@@ -102,7 +88,8 @@ class Command:
     part: ClassVar[str] = "command"
 
 
-Part: TypeAlias = Table | Figure | Tabs | Facts | Prose | Command
+Part: TypeAlias = Table | Figure | Tabs | Facts | Command | str
+"""A string is a paragraph."""
 
 
 @dataclass(frozen=True)
@@ -124,25 +111,6 @@ class Number:
     name: str
     note: str = ""
     mood: str = ""
-
-
-@dataclass(frozen=True)
-class Hero:
-    """The head of the page."""
-
-    title: str
-    summary: str
-    stations: Sequence[tuple[str, str, str]]
-    """A, τ, π and B: symbol, name and explanation."""
-    verdict: str
-    mood: str
-    """Of the verdict: ``good``, ``fair``, ``bad`` or nothing."""
-    numbers: Sequence[Number]
-    strands: Figure | None
-    next_steps: Sequence[str]
-    """What to try, if the result should not be relied upon as it is."""
-    terms: Sequence[tuple[str, str]]
-    """Words of the page with their meanings."""
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────
@@ -187,28 +155,33 @@ def listed(items: Iterable[str]) -> str:
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────
 
 
-def number(value: float | None) -> str:
-    """Format a number."""
+def shown(value: float | None, format: str) -> str:
+    """Format a number with a proper minus sign, and no sign before a zero that rounding made."""
     if value is None:
         return "–"
-    if value and abs(value) < 1e-3:
-        return f"{value:.2g}".replace("-", "−")
-    return f"{value:.3f}".replace("-", "−") if abs(value) < 100 else f"{value:,.1f}".replace("-", "−")
+    text = f"{value:{format}}"
+    return (f"{0.0:{format}}" if float(text.replace(",", "")) == 0 else text).replace("-", "−")
+
+
+def number(value: float | None) -> str:
+    """Format a number with three digits after the point; a tiny or large one with two or one."""
+    size = abs(value or 0)
+    return shown(value, ".2g" if 0 < size < 1e-3 else ".3f" if size < 100 else ",.1f")
 
 
 def two_digits(value: float) -> str:
     """Format a number with two digits after the point."""
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+    return shown(value, ".2f")
 
 
 def brief(value: float) -> str:
     """Format a number with three digits, as on a scale."""
-    return f"{round(value, 10) + 0.0:.3g}".replace("-", "−")
+    return shown(round(value, 10), ".3g")
 
 
 def percent(value: float | None, digits: int = 0) -> str:
     """Format a share in percent."""
-    return "–" if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f} %".replace("-", "−")
+    return "–" if value is None else f"{shown(100 * value, f'.{digits}f')} %"
 
 
 def tenths(value: float | None) -> str:
@@ -223,13 +196,12 @@ def measured(value: float | None, metric: str) -> str:
 
 def gained(value: float | None, metric: str) -> str:
     """Format a gain with its sign: in points for rates, as a number for losses."""
-    digits = 1 if metric in RATES else 3
-    return "–" if value is None else f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
+    return shown(value, "+.1f" if metric in RATES else "+.3f")
 
 
-def between(interval: Sequence[float], metric: str, shown: Callable[[float, str], str]) -> str:
+def between(interval: Sequence[float], metric: str, format: Callable[[float, str], str]) -> str:
     """Format a confidence interval of a score or a gain."""
-    return " to ".join(shown(bound, metric) for bound in interval)
+    return " to ".join(format(bound, metric) for bound in interval)
 
 
 def gain_unit(metric: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from transfusion.errors import OutputError, SettingError
 from transfusion.files.publishing import publish_file, require_writable, write_json
@@ -20,17 +20,35 @@ Paths: TypeAlias = str | Path | Sequence[str | Path] | None
 """One file, several, or none."""
 
 
-class Recorded(Protocol):
-    """A result that keeps the record of its run: a frozen dataclass with a field ``record``."""
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a verb found. Its fields, but for those that its ``repr`` leaves out, are those of its file."""
 
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """Notes for the user on how it was measured."""
+    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The result as it is written to files, with the record of its run."""
 
-    @property
-    def record(self) -> Mapping[str, Any]: ...
-    def metadata(self) -> dict[str, Any]: ...
+    def metadata(self) -> dict[str, Any]:
+        """Return all results for a file or another program."""
+        return fields_of(self)
 
 
-ResultT = TypeVar("ResultT", bound=Recorded)
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain data, but for those that its ``repr`` leaves out."""
+    return {one.name: plain_data(getattr(value, one.name)) for one in fields(value) if one.repr}
+
+
+def plain_data(value: Any) -> Any:
+    """Return dataclasses, in lists and mappings too, as plain data."""
+    if is_dataclass(value):
+        return value.metadata() if hasattr(value, "metadata") else fields_of(value)
+    if isinstance(value, Mapping):
+        return {name: plain_data(one) for name, one in value.items()}
+    return [plain_data(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+ResultT = TypeVar("ResultT", bound=Result)
 
 
 @dataclass(frozen=True)

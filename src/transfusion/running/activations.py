@@ -1,29 +1,129 @@
-"""The recorder of activations: keeps samples of what modules are given and put out, while a model runs."""
+"""Activations of modules while a model runs: samples on disk, and whole outputs in memory."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from transfusion.architecture.architecture import Architecture, Space
+from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.layouts import ANONYMOUS, Layout, Name, names_in, size_of
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.errors import AlignmentError
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.running.live_model import LiveModel, RunningModel
+from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.calibration import LARGEST
-from transfusion.running.probes.pairs import EveryPlace, Places
+from transfusion.running.probes.pairs import Places, every_place
+from transfusion.running.streaming import RunningModel
 from transfusion.runtime.progress import phase
+
+INPUT, OUTPUT = "input", "output"
+HELD_OUT = 5
+"""One batch in this number is held out: the last ones."""
+EXACT = 512
+"""Axes of at most so many units are compared and solved in float64, others in float32."""
+
+
+def precision(units: int) -> torch.dtype:
+    """Return the type in which an axis of so many units is compared.
+
+    The axis decides, not the tensor that it was cut from: a fused projection is wider than its parts.
+    """
+    return torch.float64 if units <= EXACT else torch.float32
+
+
+def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the samples of an axis of A and of B, (samples, units), in one type: that of the larger axis."""
+    exact = precision(max(a.shape[1], b.shape[1]))
+    return a.to(exact), b.to(exact)
+
+
+@dataclass(frozen=True)
+class ActivationStore:
+    """Samples of activations on disk, by module and side, and which norm fed which module."""
+
+    folder: Path
+    batches: int
+    recorded: dict[str, list[int]] = field(default_factory=dict)
+    """By key, the batch of every call with samples; each call has a file of its own."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """By key, the number of units."""
+    fed_by: dict[str, str] = field(default_factory=dict)
+    """For every module whose input is the output of a norm, the norm."""
+    same: dict[str, str] = field(default_factory=dict)
+    """For inputs that are outputs of a norm, the key of those outputs: they are kept once."""
+    shown: set[str] = field(default_factory=set)
+    """The norms whose outputs are outputs of the model."""
+    held_out: bool = False
+    """Whether `samples` returns the held-out samples."""
+
+    @property
+    def others(self) -> ActivationStore:
+        """The same store with the held-out samples."""
+        return replace(self, held_out=True)
+
+    def has(self, module: str, side: str) -> bool:
+        """Return whether this side of a module was recorded."""
+        return self._stored(f"{module}/{side}") is not None
+
+    def samples(self, module: str, side: str) -> Tensor | None:
+        """Return the inputs or outputs of a module: (samples, units), in float32 as they were recorded.
+
+        Of a module that the library has in parts: the outputs of all parts, and the input of the first.
+        """
+        names = (f"{module}/{side}", f"{module}[0]/{side}")
+        keys = [key for name in names if (key := self._stored(name)) is not None][:1]
+        while side == OUTPUT and keys:
+            key = self._stored(f"{module}[{len(keys)}]/{side}")
+            if key is None:
+                break
+            keys.append(key)
+        if not keys:
+            return None
+        parts = [self._read(key) for key in keys]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _stored(self, key: str) -> str | None:
+        key = key if key in self.recorded else self.same.get(key, key)
+        return key if key in self.recorded else None
+
+    def _read(self, key: str) -> Tensor:
+        """Read the batches to learn from, or the held-out ones; all, where there are too few to divide."""
+        split = self.batches - self.batches // HELD_OUT
+        chosen = range(split % self.batches, self.batches) if self.held_out else range(split)
+        calls = self.recorded[key]
+        files = [
+            self._file(key, batch, call)
+            for batch in sorted({*calls}.intersection(chosen))
+            for call in range(calls.count(batch))
+        ]
+        rows = [np.memmap(file, np.float32, "r") for file in files if file.stat().st_size]
+        together = np.concatenate(rows) if rows else np.zeros(0, np.float32)
+        return torch.from_numpy(together).reshape(-1, self.widths[key])  # (samples, units)
+
+    def _file(self, key: str, batch: int, call: int) -> Path:
+        return self.folder / f"{key.replace('/', '-')}-{batch}-{call}"
+
+    def write(self, key: str, batch: int, rows: Tensor) -> None:
+        """Keep the samples of one call of a module, on one batch; only one thread runs a batch."""
+        calls = self.recorded.setdefault(key, [])
+        with self._file(key, batch, calls.count(batch)).open("wb") as file:
+            file.write(rows.float().cpu().contiguous().numpy().data)
+        self.widths[key] = rows.shape[-1]
+        calls.append(batch)
+
+
+# ── samples on disk ──────────────────────────────────────────────────────────────────────────
 
 
 def record_activations(
@@ -34,36 +134,58 @@ def record_activations(
     samples: int,
     *,
     places: Sequence[Places] = (),
-    gradients: bool = False,
     branches: bool = False,
 ) -> ActivationStore:
     """Run a model on all probes and keep samples; of each batch, the same rows are kept in every model.
 
     ``places`` are those of every batch that another model has too; all, if there are none.
-    With ``gradients``, one random cotangent per batch, the same in every model, is sent back from the logits.
     With ``branches``, what branches add to the residual stream is kept, too.
     """
-    per_batch = max(1, samples // max(1, len(probes)))
-    recorder = _Recorder(model, folder, per_batch, places, gradients, branches)
+    store = ActivationStore(folder, len(probes))
+    recorder = _Recorder(model, store, max(1, samples // max(1, len(probes))), places, branches)
+    text = f"batches of probes through {Path(model.label).name}"
 
     def run(number: int) -> None:
-        with recorder.batch(number) as batch:
-            batch.end(running.outputs(probes[number], gradients=gradients))
+        recorder.begin(number)
+        recorder.end(running.outputs(probes[number]))
         advance(text)
 
-    text = f"batches of probes through {Path(model.label).name}"
-    with (
-        phase(text, len(probes)) as advance,
-        on_module_calls(recorder.modules(running.module), recorder.keep_call),
-        recorder.short_logits(running.module),
-    ):
+    with phase(text, len(probes)) as advance, recorder.hooked(running.module):
         running.each(run, len(probes))
     if not recorder.active:
         raise AlignmentError(
             f"{model.label}: all activations are zero, so that its units cannot be compared with others",
             hint="its weights may be zero: check the checkpoint",
         )
-    return recorder.store(len(probes))
+    return store
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What is recorded of a module that owns a tensor of the table."""
+
+    name: str
+    has_weight: bool
+    convolves: bool
+    is_norm: bool
+    projects_to_vocabulary: bool
+    """Whether it puts out one number for every token of the vocabulary."""
+    adds_to_stream: bool
+
+    @classmethod
+    def of(cls, name: str, architecture: Architecture) -> _Recorded:
+        weight_name = f"{without_part(name)[0]}.weight"
+        weight = architecture.tensors.get(weight_name)
+        items = [weight.items[dim] for dim in weight.outputs] if weight and weight.arrow else []
+        spaces = [architecture.spaces.get(item.text) for item in items if isinstance(item, Name)]
+        return cls(
+            name,
+            weight is not None,
+            weight is not None and len(weight.inputs) > 1,
+            weight_name in architecture.scales,
+            any(space is not None and space.axis == VOCABULARY for space in spaces),
+            any(space is not None and space.stream is not None for space in spaces),
+        )
 
 
 class _Recorder:
@@ -72,222 +194,116 @@ class _Recorder:
     def __init__(
         self,
         model: Model,
-        folder: Path,
+        store: ActivationStore,
         per_batch: int,
-        places: Sequence[Places] = (),
-        gradients: bool = False,
-        branches: bool = False,
+        places: Sequence[Places],
+        branches: bool,
     ) -> None:
-        self.label, self.naming = model.label, Naming(model.family, live=True)
-        self.architecture: Architecture = model.architecture
-        self.per_batch, self.places = per_batch, places
-        self.gradients, self.branches = gradients, branches
-        self.fed_by: dict[str, str] = {}
-        self.same: dict[str, str] = {}
-        self.shown: set[str] = set()
-        self.ends: dict[str, int] = {}
-        self._folder, self._lock, self._here = folder, threading.Lock(), threading.local()
-        self._short: frozenset[str] = frozenset()
-        """Projections to the vocabulary that compute the last token alone."""
-        self._segments: dict[str, list[Segment]] = {}
+        self.model, self.store, self.per_batch = model, store, per_batch
+        self.places, self.branches = places, branches
         self.active = False
         """Whether any module put out anything but zeros."""
-
-    def store(self, batches: int) -> ActivationStore:
-        return ActivationStore(
-            self._folder,
-            self._segments,
-            batches,
-            self.fed_by,
-            {key: first for key, first in self.same.items() if key not in self._segments},
-            frozenset(self.shown),
-            self.ends,
-        )
-
-    def modules(self, module: nn.Module) -> dict[str, nn.Module]:
-        owners = {name.rpartition(".")[0] for name in self.architecture.tensors}
-        named = ((self.naming.canonical(name), part) for name, part in module.named_modules())
-        return {name: part for name, part in named if without_part(name)[0] in owners}
-
-    @contextmanager
-    def batch(self, number: int) -> Iterator[_Batch]:
-        """Within the block, the modules that this thread calls are those of one batch."""
-        self._here.batch = batch = _Batch(self, number)
-        try:
-            yield batch
-        finally:
-            del self._here.batch
-
-    def keep_call(self, name: str, given: list[Tensor], output: Any) -> None:
-        batch: _Batch = self._here.batch
-        if name not in self._short:
-            batch.keep_inputs(name, given)
-        batch.keep_output(name, output)
-
-    @contextmanager
-    def short_logits(self, module: nn.Module) -> Iterator[None]:
-        """Within the block, logits of the vocabulary are computed for the last token alone.
-
-        They may be larger than all activations together, and nobody looks at them, unless for gradients.
+        self._here = threading.local()
+        """The batch that this thread runs: its number, and the outputs of its norms. A weak reference keeps
+        the place of a norm's output from being taken, and its memory free.
         """
-        parts = {} if self.gradients else self.modules(module)
-        heads = {
+
+    def begin(self, number: int) -> None:
+        """Let the modules that this thread calls from now on be those of one batch."""
+        self._here.number = number
+        self._here.normed = list[tuple[StorageWeakRef, str, torch.Size]]()
+
+    @contextmanager
+    def hooked(self, module: nn.Module) -> Iterator[None]:
+        """Within the block, record what the modules are given and put out.
+
+        Logits of the vocabulary are computed for the last token alone: they may be larger than all
+        activations together, and nobody looks at them.
+        """
+        naming, architecture = Naming(self.model.family, live=True), self.model.architecture
+        owners = {name.rpartition(".")[0] for name in architecture.tensors}
+        named = {naming.canonical(name): part for name, part in module.named_modules()}
+        modules = {name: part for name, part in named.items() if without_part(name)[0] in owners}
+        about = {name: _Recorded.of(name, architecture) for name in modules}
+        short = {
             name: part
-            for name, part in parts.items()
-            if isinstance(part, nn.Linear) and self.of_vocabulary(name)
+            for name, part in modules.items()
+            if isinstance(part, nn.Linear) and about[name].projects_to_vocabulary
         }
-        self._short = frozenset(heads)
-        handles = [head.register_forward_pre_hook(self._shortening(name)) for name, head in heads.items()]
-        try:
+
+        def keep(name: str, given: list[Tensor], output: Any) -> None:
+            if name not in short:
+                self._keep_inputs(about[name], given)
+            self._keep_output(about[name], output)
+
+        def keep_and_cut(one: _Recorded, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self._keep_inputs(one, [args[0]])
+            return (args[0][..., -1:, :], *args[1:]) if args[0].ndim >= 3 else args
+
+        with on_module_calls(modules, keep), ExitStack() as handles:
+            for name, part in short.items():
+                handle = part.register_forward_pre_hook(partial(keep_and_cut, about[name]))
+                handles.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _shortening(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
-        def keep_and_cut(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            first = args[0]
-            self._here.batch.keep_inputs(name, [first])
-            return (first[..., -1:, :], *args[1:]) if first.ndim >= 3 else args
-
-        return keep_and_cut
-
-    def weight(self, name: str) -> Layout | None:
-        return self.architecture.tensors.get(f"{without_part(name)[0]}.weight")
-
-    def of_vocabulary(self, name: str) -> bool:
-        """Return whether a module puts out one number for every token of the vocabulary."""
-        return any(space.axis == VOCABULARY for space in self._put_out(name))
-
-    def is_wanted(self, name: str) -> bool:
-        """Return whether anybody looks at the outputs of a module: norms show the stream better than what is
-        added to it.
-        """
-        adds = not self.branches and any(space.stream is not None for space in self._put_out(name))
-        return not adds and not self.of_vocabulary(name)
-
-    def _put_out(self, name: str) -> list[Space]:
-        """Return the axes that a module with inputs of another axis puts out whole."""
-        weight = self.weight(name)
-        items = (
-            [] if weight is None or weight.arrow is None else [weight.items[dim] for dim in weight.outputs]
-        )
-        spaces = [self.architecture.spaces.get(item.text) for item in items if isinstance(item, Name)]
-        return [space for space in spaces if space is not None]
-
-    def write(self, key: str, number: int, rows: Tensor) -> None:
-        values = rows.float().cpu().contiguous().numpy()
-        with self._lock:
-            with file_of(self._folder, key).open("ab") as file:
-                start = file.tell() // values.itemsize
-                file.write(values.data.cast("B"))
-            self._segments.setdefault(key, []).append(Segment(number, start, *values.shape))
-
-
-class _Batch:
-    """The activations of one batch, on the thread that runs it."""
-
-    def __init__(self, recorder: _Recorder, number: int) -> None:
-        self.of, self.number = recorder, number
-        self._normed: list[tuple[StorageWeakRef, str, torch.Size]] = []
-        """Outputs of norms. A weak reference keeps their place from being taken, and their memory free."""
-        self._outputs: list[tuple[str, Tensor]] = []
-        """Outputs of modules whose gradients are wanted."""
-
-    def end(self, outputs: Mapping[str, Tensor]) -> None:
-        places = [_place(one) for one in outputs.values()]
-        self.of.shown |= {norm for where, norm, _ in self._normed if where in places}
-        for name, one in outputs.items():
-            if _is_activation(one) and self.of.architecture.output_space(name):
-                self._keep(f"{name}/{OUTPUT}", one)
-        if self.of.gradients:
-            self._send_back(outputs)
-
-    def _send_back(self, outputs: Mapping[str, Tensor]) -> None:
-        """Keep the gradients of a random weighting of the logits, the same in every model."""
-        ends = {
-            name: one
-            for name, one in sorted(outputs.items())
-            if self._is_shared(name) and _is_activation(one) and one.requires_grad
-        }
-        self.of.ends = {name: one.shape[-1] for name, one in ends.items()}
-        if not ends:
-            return
-        generator = torch.Generator().manual_seed(self.number)
-        cotangents = [torch.randn(one.shape, generator=generator).to(one) for one in ends.values()]
-        written = [one for _, one in self._outputs]
-        found = torch.autograd.grad([*ends.values()], written, cotangents, allow_unused=True)
-        for (name, one), gradient in zip(self._outputs, found, strict=True):
-            value = torch.zeros_like(one) if gradient is None else gradient
-            self._keep(f"{name}/{GRADIENT}", value.movedim(1, -1) if self._convolves(name) else value)
-
-    def keep_inputs(self, name: str, given: list[Tensor]) -> None:
-        whole, _ = without_part(name)
-        weight, convolves = self.of.weight(name), self._convolves(name)
-        inputs = [one for one in given if _is_activation(one)]
-        norm = self._norm_of(inputs[0], name) if inputs else None
+    def _keep_inputs(self, one: _Recorded, given: list[Tensor]) -> None:
+        inputs = [value for value in given if _is_activation(value)]
+        norm, shape = self._norm_of(inputs[0], one.name) if inputs else (None, None)
         if norm is not None:
-            self.of.fed_by[whole] = norm[0]
-        for number, one in enumerate(inputs[:3] if weight is None else inputs[:1]):
-            key = f"{name}/{INPUT}{number or ''}"
-            if number == 0 and norm is not None and norm[1] == one.shape and not convolves:
-                self.of.same[key] = f"{norm[0]}/{OUTPUT}"
+            self.store.fed_by[without_part(one.name)[0]] = norm
+        for number, value in enumerate(inputs[:1] if one.has_weight else inputs[:3]):
+            key = f"{one.name}/{INPUT}{number or ''}"
+            if number == 0 and norm is not None and shape == value.shape and not one.convolves:
+                self.store.same[key] = f"{norm}/{OUTPUT}"
             else:  # of several inputs, the others may be masks
-                self._keep(key, one.movedim(1, -1) if convolves else one, bounded=number == 0)
+                self._keep(key, value.movedim(1, -1) if one.convolves else value, bounded=number == 0)
 
-    def keep_output(self, name: str, output: Any) -> None:
-        whole, _ = without_part(name)
-        weight, convolves = self.of.weight(name), self._convolves(name)
-        first = output[0] if weight is not None and isinstance(output, tuple) else output
-        if _is_activation(first):
-            if self.of.is_wanted(name):
-                self._keep(f"{name}/{OUTPUT}", first.movedim(1, -1) if convolves else first)
-            if self.of.gradients and first.requires_grad:
-                self._outputs.append((name, first))
-            if f"{whole}.weight" in self.of.architecture.scales:
-                self._normed.append((_place(first), name, first.shape))
-
-    def _norm_of(self, value: Tensor, reader: str) -> tuple[str, torch.Size] | None:
+    def _norm_of(self, value: Tensor, reader: str) -> tuple[str | None, torch.Size | None]:
         """Return the last norm whose output a value is, and the shape of that output."""
         place = _place(value)
-        found = [(norm, shape) for where, norm, shape in self._normed if where == place and norm != reader]
-        return found[-1] if found else None
+        for where, norm, shape in reversed(self._here.normed):
+            if where == place and norm != reader:
+                return norm, shape
+        return None, None
 
-    def _is_shared(self, name: str) -> bool:
-        """Return whether an output is one of logits, which two models may share; embeddings are not shared.
+    def _keep_output(self, one: _Recorded, output: Any) -> None:
+        first = output[0] if one.has_weight and isinstance(output, tuple) else output
+        if not _is_activation(first):
+            return
+        shown = self.branches or not one.adds_to_stream  # norms show the stream better than what is added
+        if shown and not one.projects_to_vocabulary:
+            self._keep(f"{one.name}/{OUTPUT}", first.movedim(1, -1) if one.convolves else first)
+        if one.is_norm:
+            self._here.normed.append((_place(first), one.name, first.shape))
 
-        The only output of a module without names is one of logits, unless it lies on an axis of the table.
-        """
-        return ("logits" in name or name == "output") and self.of.architecture.output_space(name) == ""
-
-    def _convolves(self, name: str) -> bool:
-        weight = self.of.weight(name)
-        return weight is not None and len(weight.inputs) > 1
+    def end(self, outputs: Mapping[str, Tensor]) -> None:
+        """Keep the outputs of the model on this batch."""
+        places = [_place(value) for value in outputs.values()]
+        self.store.shown.update(norm for where, norm, _ in self._here.normed if where in places)
+        for name, value in outputs.items():
+            if _is_activation(value) and self.model.architecture.output_space(name):
+                self._keep(f"{name}/{OUTPUT}", value)
 
     def _keep(self, key: str, value: Tensor, *, bounded: bool = True) -> None:
-        places = self.of.places[self.number] if self.of.places else EveryPlace()
-        rows = places.rows(value.detach())
-        if rows is None:
+        """Keep some rows; refuse activations that cannot be compared: too large, infinite, or NaN."""
+        number = self._here.number
+        rows = (self.places[number] if self.places else every_place)(value.detach())
+        if rows is None or not rows.numel():
             return
-        if len(rows) > self.of.per_batch:
-            generator = torch.Generator().manual_seed(self.number)
-            chosen = torch.randperm(len(rows), generator=generator)[: self.of.per_batch]
+        if len(rows) > self.per_batch:
+            generator = torch.Generator().manual_seed(number)
+            chosen = torch.randperm(len(rows), generator=generator)[: self.per_batch]
             rows = rows[chosen.to(rows.device)]
-        if bounded and rows.numel():
-            self._require_moderate(key, float(rows.abs().max()))
-        self.of.write(key, self.number, rows)
-
-    def _require_moderate(self, key: str, largest: float) -> None:
-        """Refuse activations that cannot be compared: too large, infinite, or NaN."""
+        largest = float(rows.abs().max()) if bounded else 0.0
         if not largest < LARGEST:
-            module = key.rpartition("/")[0]
             raise AlignmentError(
-                f"{self.of.label}: the activations of {module} reach {largest:.0e}, which is too large to"
-                " compare",
+                f"{self.model.label}: the activations of {key.rpartition('/')[0]} reach {largest:.0e}, which"
+                " is too large to compare",
                 hint="check its weights, and the inputs if they are your own",
             )
         if largest > 0 and key.endswith(OUTPUT):
-            self.of.active = True
+            self.active = True
+        self.store.write(key, number, rows)
 
 
 def _place(tensor: Tensor) -> StorageWeakRef:
@@ -298,7 +314,7 @@ def _is_activation(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2
 
 
-# ── Whole activations, in memory: what the modules of a live model are given and … ──────────────────
+# ── whole outputs in memory ──────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -370,112 +386,3 @@ def output_layout(weight: Layout, shape: Sequence[int], architecture: Architectu
     )
     place = 1 if len(weight.inputs) > 1 or of_channels else last
     return Layout(tuple(axis if dim == place else Name(ANONYMOUS) for dim in range(len(shape))))
-
-
-# ── Samples of activations, on disk: what the modules of a model are given and pu… ──────────────────
-
-
-INPUT, OUTPUT, GRADIENT = "input", "output", "gradient"
-HELD_OUT = 5
-"""One batch in this number is held out: the last ones."""
-EXACT = 512
-"""Axes of at most so many units are compared and solved in float64, others in float32."""
-
-
-def precision(units: int) -> torch.dtype:
-    """Return the type in which an axis of so many units is compared.
-
-    The axis decides, not the tensor that it was cut from: a fused projection is wider than its parts.
-    """
-    return torch.float64 if units <= EXACT else torch.float32
-
-
-def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the samples of an axis of A and of B, (samples, units), in one type: that of the larger axis."""
-    exact = precision(max(a.shape[1], b.shape[1]))
-    return a.to(exact), b.to(exact)
-
-
-class Segment(NamedTuple):
-    """Some samples in a file."""
-
-    batch: int
-    start: int
-    """In numbers, from the beginning of the file."""
-    rows: int
-    units: int
-
-
-@dataclass(frozen=True)
-class ActivationStore:
-    """Samples of activations on disk, by module and side, and which norm fed which module."""
-
-    folder: Path
-    segments: Mapping[str, Sequence[Segment]]
-    """By key; every key has a file of its own."""
-    batches: int
-    fed_by: Mapping[str, str] = field(default_factory=dict)
-    """For every module whose input is the output of a norm, the norm."""
-    same: Mapping[str, str] = field(default_factory=dict)
-    """For inputs that are outputs of a norm, the key of those outputs: they are kept once."""
-    shown: frozenset[str] = frozenset()
-    """The norms whose outputs are outputs of the model."""
-    ends: Mapping[str, int] = field(default_factory=dict)
-    """The outputs that gradients were sent back from, and their sizes; empty without gradients."""
-    held_out: bool = False
-    """Whether `samples` returns the held-out samples."""
-
-    @property
-    def others(self) -> ActivationStore:
-        """The same store with the held-out samples."""
-        return replace(self, held_out=True)
-
-    def has(self, module: str, side: str) -> bool:
-        """Return whether this side of a module was recorded."""
-        return self._stored(f"{module}/{side}") is not None
-
-    def samples(self, module: str, side: str) -> Tensor | None:
-        """Return the inputs or outputs of a module, or the gradients of its outputs: (samples, units), in
-        float32 as they were recorded.
-
-        Of a module that the library has in parts: the outputs of all parts, and the input of the first.
-        """
-        names = (f"{module}/{side}", f"{module}[0]/{side}")
-        keys = [key for name in names if (key := self._stored(name)) is not None][:1]
-        while side in (OUTPUT, GRADIENT) and keys:
-            key = self._stored(f"{module}[{len(keys)}]/{side}")
-            if key is None:
-                break
-            keys.append(key)
-        if not keys:
-            return None
-        parts = [self._read(key) for key in keys]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _stored(self, key: str) -> str | None:
-        key = self.same.get(key, key)
-        return key if key in self.segments else None
-
-    def _read(self, key: str) -> Tensor:
-        file, chosen = file_of(self.folder, key), self._selected
-        found = sorted(one for one in self.segments[key] if one.batch in chosen)
-        values, row = np.empty((sum(one.rows for one in found), found[0].units), np.float32), 0
-        with file.open("rb") as opened:
-            for one in found:
-                opened.seek(values.itemsize * one.start)
-                wanted = values[row : row + one.rows]
-                if opened.readinto(wanted.data.cast("B")) != wanted.nbytes:
-                    raise OSError(f"{file}: the file ends too early")
-                row += one.rows
-        return torch.from_numpy(values)
-
-    @property
-    def _selected(self) -> range:
-        """The batches to learn from, or the held-out ones; all, where there are too few to divide."""
-        split = self.batches - self.batches // HELD_OUT
-        return range(split % self.batches, self.batches) if self.held_out else range(split)
-
-
-def file_of(folder: Path, key: str) -> Path:
-    """Return the file of a key; module names contain no slashes, and may be long."""
-    return folder / f"{key.replace('/', '-')}.f32"

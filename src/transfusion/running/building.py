@@ -1,34 +1,35 @@
-"""The class of transformers or diffusers that a configuration names; only the library's own code is ever run.
+"""Build a model in its own library: a new module of the class that its configuration names, then its values.
 
-A configuration is not trusted. It may name a class of the library and nothing else of it, its ``auto_map``
-is not followed, and it cannot ask for kernels that the library would fetch from the hub and run.
+Only the libraries' own code is ever run, and only this package reads files. A configuration is not trusted.
+It may name a class of the library and nothing else of it, its ``auto_map`` is not followed, and it cannot ask
+for kernels that the library would fetch from the hub and run.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import reduce
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transfusion.architecture.config_schema import WRONG_FILE
-from transfusion.architecture.naming import Naming
-from transfusion.architecture.table import Config, Family
+from transfusion.architecture.naming import Naming, without_part
+from transfusion.architecture.table import WRONG_FILE, Config, Family
 from transfusion.errors import ArchitectureError, TransfusionError, listing
 from transfusion.families import all_families
-from transfusion.files.checkpoint import CONFIGS
-from transfusion.model.in_memory import held_tensors
+from transfusion.files.checkpoint import Checkpoint
+from transfusion.model.in_memory import hold_in_memory
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.untrusted_files import read_json
 
+SPARE = 2**27
+"""The numbers that a module may have beyond twice those in its files, for missing heads and masks."""
 _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 _IN_THE_LIBRARY = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 """Ways to compute that need no code from elsewhere."""
@@ -38,16 +39,23 @@ def class_of_transformers(config: Config, label: str) -> Any:
     """The class that a configuration names; without a name, the base model of its model_type."""
     transformers = require_library("transformers")
     transformers.utils.logging.disable_progress_bar()
-    _refuse_foreign_code(config, label)
+    if foreign := [*_foreign_code(config)]:
+        raise ArchitectureError(
+            f"{label}: config.json asks for code that is not in the library ({listing(foreign)})",
+            hint="remove the setting from config.json: the library then chooses among its own",
+        )
     name = class_named_in(config, label)
-    made_by = _of_type(transformers, config, label) if name is None else getattr(transformers, name, None)
+    if name is None:
+        return _class_of_type(transformers, config, label)
+    made_by = getattr(transformers, name, None)
     if made_by is None:
         raise ArchitectureError(
             f"{label}: config.json names a class {name} that transformers"
             f" {transformers.__version__} does not have",
             hint="correct 'architectures' in config.json, or install the version that wrote it",
         )
-    if not _makes_models(transformers, made_by):
+    is_model = isinstance(made_by, type) and issubclass(made_by, transformers.PreTrainedModel)
+    if not is_model or getattr(made_by, "config_class", None) is None:
         raise ArchitectureError(
             f"{label}: config.json names {name}, which is no class of models",
             hint="correct 'architectures' in config.json: it is a list with one name, such as BertModel",
@@ -55,18 +63,66 @@ def class_of_transformers(config: Config, label: str) -> Any:
     return made_by
 
 
+def class_named_in(config: Config, label: str) -> str | None:
+    """The name of the class that a configuration is for, if it says so."""
+    names = config.get("architectures")
+    if names is None or names == []:
+        return None
+    name = names[0] if isinstance(names, list) else None
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or name.startswith("_"):
+        raise ArchitectureError(
+            f"{label}: config.json says architectures = {names!r:.80}, which names no class",
+            hint="correct 'architectures' in config.json: it is a list with one name, such as BertModel",
+        )
+    return name
+
+
+def _class_of_type(transformers: Any, config: Config, label: str) -> Any:
+    kind = config.get("model_type")
+    made_by = None
+    if isinstance(kind, str) and kind in transformers.CONFIG_MAPPING:
+        made_by = transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[kind], None)
+    if made_by is None:
+        raise ArchitectureError(
+            f"{label}: config.json names no class, and transformers knows none for model_type {kind!r:.80}",
+            hint="give 'architectures' in config.json, such as [\"BertModel\"]",
+        )
+    return made_by[0] if isinstance(made_by, tuple) else made_by
+
+
+def _foreign_code(settings: object) -> Iterator[str]:
+    """Yield every setting, at any depth, that asks for an implementation from outside the library.
+
+    The library fetches and runs a kernel whose name has a slash; others it may replace by such kernels.
+    """
+    if isinstance(settings, list):
+        for one in settings:
+            yield from _foreign_code(one)
+    elif isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield from _foreign_code(value)
+            if str(key).lstrip("_").startswith(_IMPLEMENTATIONS):
+                ways = value.values() if isinstance(value, Mapping) else [value]
+                known = (way in _IN_THE_LIBRARY or isinstance(way, bool) for way in ways)
+                yield from (f"{key} = {way!r:.60}" for way, ok in zip(ways, known, strict=True) if not ok)
+
+
 def with_defaults(config: Config) -> Config:
     """Return a configuration of transformers with the settings that its file leaves out, under the names of
     the installed release; as it is, where the library is not installed or does not know it.
     """
-    kind = config.get("model_type")
     try:
         transformers = require_library("transformers")
-        if kind not in transformers.CONFIG_MAPPING:
-            return config
-        with quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found: dict[str, Any] = transformers.CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
+        logging = transformers.utils.logging
+        before = logging.get_verbosity()
+        logging.set_verbosity_error()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made_by = transformers.CONFIG_MAPPING[config["model_type"]]
+                found: dict[str, Any] = made_by.from_dict(dict(config)).to_dict()
+        finally:
+            logging.set_verbosity(before)
     except Exception:  # the library has its own errors for settings that it does not accept
         return config
     return found
@@ -90,122 +146,80 @@ def class_of_diffusers(config: Config, label: str) -> Any:
     return made_by
 
 
-def made_by_diffusers(config: Config, label: str) -> nn.Module:
-    """Return a module of diffusers with random weights."""
-    made_by = class_of_diffusers(config, label)
-    known = signature(made_by.__init__).parameters
-    settings = {key: value for key, value in config.items() if key in known}
-    module: nn.Module = made_by(**settings)
-    return module
+# ── modules without values ───────────────────────────────────────────────────────────────────
+
+
+def new_module(family: Family, config: Config | None, label: str, like: nn.Module | None = None) -> nn.Module:
+    """Return a module of the family's library, with the values that the library gives to a new one.
+
+    The class comes from the configuration, or from the module ``like`` if that is given.
+    """
+    if config is None and like is None:
+        raise ArchitectureError(
+            f"{label}: which {family.library} module to build is unknown without a configuration",
+            hint="open B or the fine-tune with its configuration, as in Model.open(weights, config={...})",
+        )
+    settings = dict(config or {})
+    module: nn.Module
+    with _refusing(family, label):
+        if family.library == "transformers":
+            made_by: Any = class_of_transformers(settings, label) if like is None else type(like)
+            module = made_by(made_by.config_class.from_dict(settings))
+        elif like is not None:
+            module = deepcopy(like)
+        elif family.library == "diffusers":
+            made_by = class_of_diffusers(settings, label)
+            known = signature(made_by.__init__).parameters
+            module = made_by(**{key: value for key, value in settings.items() if key in known})
+        elif family.library == "open_clip":
+            open_clip, settings = require_library("open_clip"), dict(settings["model_cfg"])
+            made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
+            module = made_by(**settings)
+        else:
+            arguments = {"num_classes": settings.get("num_classes"), **(settings.get("model_args") or {})}
+            about = {**(settings.get("pretrained_cfg") or {}), "architecture": settings["architecture"]}
+            module = require_library("timm").create_model(
+                settings["architecture"], pretrained=False, pretrained_cfg=about, **arguments
+            )
+        return module.eval()
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Within the block, transformers logs errors alone: its load reports speak of tensors that a table knows
-    to be missing, and would appear among the messages of a verb.
-    """
-    logging: Any = require_library("transformers").utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+def _refusing(family: Family, label: str) -> Iterator[None]:
+    """Within the block, turn any error of a library into an `ArchitectureError`."""
     try:
         yield
-    finally:
-        logging.set_verbosity(before)
+    except TransfusionError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        raise _cannot_build(family, label, reason) from error
 
 
-def require_plain_folder(root: Path) -> None:
-    """Refuse a folder from which the library would load more than the model, such as an adapter."""
-    if (root / "adapter_config.json").exists():
+def _cannot_build(family: Family, label: str, reason: str) -> ArchitectureError:
+    return ArchitectureError(
+        f"{label}: {family.library} cannot build the module ({reason})",
+        hint="the configuration must be the one that belongs to these tensors",
+    )
+
+
+def _module_for(model: Model) -> nn.Module:
+    """Return a new module for a model; of a file without a configuration, by what its shapes tell."""
+    held = model.checkpoint
+    if held.in_memory:
+        return new_module(model.family, held.config, model.label, held.module)
+    if held.config is None and model.family.library != "diffusers":
         raise ArchitectureError(
-            f"{root}: adapter_config.json lies beside a model, and the library would load what it names",
-            hint="keep the adapter in a folder of its own",
+            f"{model.label}: a model can only be run from a folder with its config.json",
+            hint="put the weights and the config.json into one folder and give that",
         )
-    if (file := root / "config.json").exists():
-        _refuse_foreign_code(read_json(file), str(root))
-
-
-def class_named_in(config: Config, label: str) -> str | None:
-    """The name of the class that a configuration is for, if it says so."""
-    names = config.get("architectures")
-    if names is None or names == []:
-        return None
-    if not isinstance(names, list) or not isinstance(names[0], str) or not _is_name(names[0]):
-        raise ArchitectureError(
-            f"{label}: config.json says architectures = {names!r:.80}, which names no class",
-            hint="correct 'architectures' in config.json: it is a list with one name, such as BertModel",
-        )
-    return names[0]
-
-
-def _is_name(text: str) -> bool:
-    return text.isascii() and text.isidentifier() and not text.startswith("_")
-
-
-def _makes_models(transformers: Any, found: object) -> bool:
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return is_model and getattr(found, "config_class", None) is not None
-
-
-def _of_type(transformers: Any, config: Config, label: str) -> Any:
-    kind = config.get("model_type")
-    made_by = None
-    if isinstance(kind, str) and kind in transformers.CONFIG_MAPPING:
-        made_by = transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[kind], None)
-    if made_by is None:
-        raise ArchitectureError(
-            f"{label}: config.json names no class, and transformers knows none for model_type {kind!r:.80}",
-            hint="give 'architectures' in config.json, such as [\"BertModel\"]",
-        )
-    return made_by[0] if isinstance(made_by, tuple) else made_by
-
-
-def _refuse_foreign_code(config: Config, label: str) -> None:
-    """The library fetches and runs a kernel whose name has a slash; others it may replace by such kernels."""
-    odd = [f"{key} = {value!r:.60}" for key, value in _implementations(config)]
-    if odd:
-        raise ArchitectureError(
-            f"{label}: config.json asks for code that is not in the library ({listing(odd)})",
-            hint="remove the setting from config.json: the library then chooses among its own",
-        )
-
-
-def _implementations(settings: object) -> Iterator[tuple[str, object]]:
-    """Return every setting, at any depth, that asks for an implementation from outside the library."""
-    waiting = [settings]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, Mapping):
-            waiting.extend(one.values())
-            for key, value in one.items():
-                if str(key).lstrip("_").startswith(_IMPLEMENTATIONS):
-                    chosen = value.values() if isinstance(value, Mapping) else [value]
-                    yield from ((key, way) for way in chosen if not _known(way))
-
-
-def _known(way: object) -> bool:
-    return isinstance(way, bool) or way in _IN_THE_LIBRARY
-
-
-# ── Modules on the device meta: the tensors that a configuration describes, witho… ──────────────────
-
-
-SPARE = 2**27
-"""The numbers that a module may have beyond twice those in its files, for missing heads and masks."""
-
-
-def meta_tensors(family: Family, config: Config, label: str) -> dict[str, Tensor]:
-    """Return the tensors of a module by the names in its file, on the device meta.
-
-    No values are initialised and no memory is used, whatever the size.
-    """
-    return held_tensors(_outlined(family, config, label))
+    return new_module(model.family, held.config or model.config, model.label)
 
 
 def require_modest_size(model: Model) -> None:
     """Refuse a configuration whose module would take far more memory than the tensors of its checkpoint."""
-    module = _outlined(model.family, _settings(model), model.label)
+    with torch.device("meta"):
+        module = _module_for(model)
     size = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     held = model.checkpoint.parameters
     if size > 2 * held + SPARE:
@@ -217,12 +231,11 @@ def require_modest_size(model: Model) -> None:
 
 def skeleton(model: Model) -> nn.Module:
     """Return the module of a model with its parameters on the device meta; buffers have their values."""
-    with refusing(model.family, model.label), _parameters_on_meta():
-        module = _MAKERS[model.family.library](_settings(model), model.label).eval()
-        return buffers_as_parameters(module, model)
+    with _parameters_on_meta():
+        return _buffers_as_parameters(_module_for(model), model)
 
 
-def buffers_as_parameters(module: nn.Module, model: Model) -> nn.Module:
+def _buffers_as_parameters(module: nn.Module, model: Model) -> nn.Module:
     """Make parameters of the buffers that files hold and the table moves, such as SD3's positions."""
     naming = Naming(model.family, live=True)
     for name, buffer in list(module.named_buffers()):
@@ -232,11 +245,6 @@ def buffers_as_parameters(module: nn.Module, model: Model) -> nn.Module:
             delattr(owner, leaf)
             owner.register_parameter(leaf, nn.Parameter(buffer, requires_grad=False))
     return module
-
-
-def _settings(model: Model) -> Config:
-    """The configuration as its library reads it; of a file without one, what its shapes tell."""
-    return model.checkpoint.config or model.config
 
 
 @contextmanager
@@ -256,69 +264,135 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _outlined(family: Family, config: Config, label: str) -> nn.Module:
-    with refusing(family, label), torch.device("meta"):
-        return _MAKERS[family.library](config, label)
+# ── values ───────────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def refusing(family: Family, label: str) -> Iterator[None]:
-    """Within the block, turn any error of a library into an `ArchitectureError`."""
-    try:
-        yield
-    except TransfusionError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:500] or type(error).__name__
-        raise ArchitectureError(
-            f"{label}: {family.library} cannot build the module ({reason})",
-            hint="the configuration must be the one that belongs to these tensors",
-        ) from error
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is in its module, and which values of the model belong there."""
+
+    name: str
+    """Its name in the module."""
+    owner: nn.Module
+    parameter: nn.Parameter
+    """The parameter of the new module; tied ones are one object."""
+    ours: str
+    """Its canonical name, with a number if it is a part of a tensor."""
+    rows: slice | None = None
+    """The rows of the tensor that the part has."""
+
+    @property
+    def whole(self) -> str:
+        """The canonical name of the tensor."""
+        return without_part(self.ours)[0]
+
+    def read(self, read: Callable[[str], Tensor]) -> Tensor:
+        value = read(self.whole)
+        return value if self.rows is None else value[self.rows]
+
+    def put(self, parameter: nn.Parameter) -> None:
+        self.owner._parameters[self.name.rpartition(".")[2]] = parameter
 
 
-def _of_transformers(config: Config, label: str) -> nn.Module:
-    made_by = class_of_transformers(config, label)
-    module: nn.Module = made_by(made_by.config_class.from_dict(dict(config)))
-    return module
-
-
-def _of_open_clip(config: Config, label: str) -> nn.Module:
-    open_clip = require_library("open_clip")
-    settings = dict(config["model_cfg"])
-    made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
-    module: nn.Module = made_by(**settings)
-    return module
-
-
-def _of_timm(config: Config, label: str) -> nn.Module:
-    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
-    module: nn.Module = require_library("timm").create_model(
-        config["architecture"], pretrained=False, **arguments
-    )
-    return module
-
-
-_MAKERS: dict[str, Callable[[Config, str], nn.Module]] = {
-    "transformers": _of_transformers,
-    "open_clip": _of_open_clip,
-    "timm": _of_timm,
-    "diffusers": made_by_diffusers,
-}
-
-
-# ── Build the module of a model in its own library, from its folder or from memory ──────────────────
-
-
-def build(model: Model, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Build the model in its own library, ready to run."""
-    whole = (model.checkpoint.in_memory or model.original is not None) and model.family.library != "diffusers"
-    made = in_type((_from_memory if whole else _from_folder)(model), dtype).eval()
-    buffers_as_parameters(made, model)
+def places_of(model: Model, module: nn.Module) -> tuple[list[Place], list[str]]:
+    """Return the places of the parameters that a model has values for, and the names of the others."""
     naming = Naming(model.family, live=True)
-    for name, parameter in made.named_parameters(remove_duplicate=False):
-        if (ours := naming.canonical(name)) in model.names:
-            parameter.data = model.read(ours).to(dtype)  # as stored: libraries round on the way
-    return made
+    named = dict(module.named_parameters(remove_duplicate=False))
+    own = {name: naming.canonical(name) for name in named}
+    own = {name: ours for name, ours in own.items() if without_part(ours)[0] in model.names}
+    shared = {named[name]: ours for name, ours in reversed(own.items())}
+    """What tied parameters share: the tensor of the first that has one."""
+    parts: dict[str, dict[int, int]] = {}
+    """For every tensor that the module has in parts, their sizes by number."""
+    for name, ours in own.items():
+        whole, part = without_part(ours)
+        if part is not None:
+            parts.setdefault(whole, {})[part] = len(named[name])
+    places, missing = [], []
+    for name, parameter in named.items():
+        known = own.get(name) or shared.get(parameter)
+        if known is None:
+            missing.append(name)
+            continue
+        (whole, part), rows = without_part(known), None
+        wanted = tuple(model.info(whole).shape)
+        if part is not None:
+            start = sum(size for number, size in parts[whole].items() if number < part)
+            rows, wanted = slice(start, start + len(parameter)), (len(parameter), *wanted[1:])
+        if tuple(parameter.shape) != wanted:
+            shapes = f"has the shape {tuple(parameter.shape)}, and the file {wanted}"
+            raise _cannot_build(model.family, model.label, f"{name} of {type(module).__name__} {shapes}")
+        owner = module.get_submodule(name.rpartition(".")[0])
+        places.append(Place(name, owner, parameter, known, rows))
+    return places, missing
+
+
+def fill(places: Iterable[Place], value_of: Callable[[Place], Tensor]) -> None:
+    """Give parameters their values; what is tied stays tied, unless the model has a tensor for each."""
+    made: dict[tuple[nn.Parameter, str], nn.Parameter] = {}
+    with torch._C.DisableTorchFunction():  # reading is no part of what is computed in float64 throughout
+        for place in places:
+            if (key := (place.parameter, place.ours)) not in made:
+                made[key] = nn.Parameter(value_of(place))
+            place.put(made[key])
+
+
+def fill_buffers(model: Model, module: nn.Module, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Give the buffers the values that the file has, and the type and place of the weights."""
+    naming = Naming(model.family, live=True)
+    for name, buffer in list(module.named_buffers()):
+        above, _, leaf = name.rpartition(".")
+        value = model.read(ours) if (ours := naming.canonical(name)) in model.names else buffer
+        floats = value.is_floating_point()
+        module.get_submodule(above)._buffers[leaf] = value.to(device, dtype if floats else value.dtype)
+
+
+def build(
+    model: Model, dtype: torch.dtype | None = torch.float64, read: Callable[[str], Tensor] | None = None
+) -> nn.Module:
+    """Build the model in its own library, ready to run; without a ``dtype``, in that of its tensors.
+
+    ``read`` returns other values than the model's own by canonical name. Parameters that files lack, such as
+    a task head, have the values of a new module. Tensors in memory must match the parameters one to one.
+    """
+    if not model.checkpoint.in_memory:
+        require_modest_size(model)
+    module = skeleton(model)
+    places, missing = places_of(model, module)
+    if model.checkpoint.in_memory:
+        _require_all(model, module, places, missing)
+    if missing:
+        module = _buffers_as_parameters(_module_for(model), model)
+        places, _ = places_of(model, module)
+    kind = dtype or reduce(torch.promote_types, (model.info(place.whole).dtype for place in places))
+    in_type(module, kind)
+    fill(places, lambda place: place.read(read or model.read).to(kind, copy=True))
+    fill_buffers(model, module, kind)
+    return module
+
+
+def _require_all(model: Model, module: nn.Module, places: list[Place], missing: list[str]) -> None:
+    """Refuse tensors without a parameter, and parameters without a tensor that no library computes."""
+    naming, taken = Naming(model.family, live=True), {place.whole for place in places}
+    taken |= {naming.canonical(name) for name, _ in module.named_buffers()}
+    odd = [f"unexpected {name}" for name in model.architecture.tensors if name not in taken]
+    odd += [f"missing {name}" for name in missing if naming.canonical(name) not in model.family.computed]
+    if odd:
+        raise _cannot_build(model.family, model.label, listing(odd, 4))
+
+
+def model_of(
+    state: Mapping[str, Tensor],
+    config: Config | None,
+    *,
+    like: nn.Module | None = None,
+    label: str = "the model",
+) -> Model:
+    """Return tensors in memory as a model; ``like`` is a module of its class, if that is the user's own."""
+    held = Checkpoint.of(state, config, label, like)
+    if config is None and like is not None:
+        held.config = hold_in_memory(like).config
+    return Model.of(held)
 
 
 def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -327,152 +401,3 @@ def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
     )
     return made
-
-
-def _from_memory(model: Model) -> nn.Module:
-    held = model.checkpoint
-    state = {name: held.read(name) for name in held.tensors}
-    return module_of(model.family, held.config, state, like=held.module, label=held.label)
-
-
-def _from_folder(model: Model) -> nn.Module:
-    root = model.checkpoint.root
-    read_by_library = model.family.library != "diffusers"  # there, names and shapes may tell everything
-    if read_by_library and (root.is_file() or not any((root / name).exists() for name in CONFIGS)):
-        raise ArchitectureError(
-            f"{model.label}: a model can only be run from a folder with its config.json",
-            hint="put the weights and the config.json into one folder and give that",
-        )
-    with refusing(model.family, model.label):
-        require_modest_size(model)
-        return _BUILDERS[model.family.library](model, root)
-
-
-def _build_transformers(model: Model, root: Path) -> nn.Module:
-    made_by = class_of_transformers(model.config, model.label)
-    require_plain_folder(root)
-    with quiet_transformers():
-        module: nn.Module = made_by.from_pretrained(root, dtype=torch.float32, trust_remote_code=False)
-    return module
-
-
-def _build_open_clip(model: Model, root: Path) -> nn.Module:
-    open_clip = require_library("open_clip")
-    module: nn.Module = open_clip.create_model(f"local-dir:{root}")
-    return module
-
-
-def _build_timm(model: Model, root: Path) -> nn.Module:
-    timm = require_library("timm")
-    classes = model.config.get("num_classes")
-    module: nn.Module = timm.create_model(f"local-dir:{root}", pretrained=False, num_classes=classes)
-    return module  # the weights come from the model
-
-
-def _build_diffusers(model: Model, root: Path) -> nn.Module:
-    held = model.checkpoint.module  # the weights come from the model
-    return made_by_diffusers(model.config, model.label) if held is None else deepcopy(held)
-
-
-_BUILDERS: dict[str, Callable[[Model, Path], nn.Module]] = {
-    "transformers": _build_transformers,
-    "open_clip": _build_open_clip,
-    "timm": _build_timm,
-    "diffusers": _build_diffusers,
-}
-
-
-# ── from memory ──────────────────────────────────────────────────────────────────────────────
-
-
-def module_of(
-    family: Family,
-    config: Config | None,
-    state: Mapping[str, Tensor],
-    *,
-    like: nn.Module | None = None,
-    label: str = "the model",
-) -> nn.Module:
-    """Build a module of the family's library with a copy of these tensors, in their type; no file is read.
-
-    Tensors and parameters must match one to one. The class comes from the configuration, or from the module
-    ``like`` where there is no configuration or the class is the user's own.
-    """
-    if config is None and like is None:
-        raise ArchitectureError(
-            f"{label}: which {family.library} module to build is unknown without a configuration",
-            hint="open B or the fine-tune with its configuration, as in Model.open(weights, config={...})",
-        )
-    with refusing(family, label):
-        return _ASSEMBLERS[family.library](config or {}, state, like, label).eval()
-
-
-def _assemble_transformers(
-    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
-) -> nn.Module:
-    """As from a folder: the library translates the names that files have, and ties what is tied."""
-    made_by: Any = type(like) if like else class_of_transformers(config, label)
-    module: nn.Module
-    with quiet_transformers():
-        module, info = made_by.from_pretrained(
-            None,
-            config=made_by.config_class.from_dict(dict(config)),
-            state_dict={name: tensor.clone() for name, tensor in state.items()},
-            dtype=_common_type(state),
-            output_loading_info=True,
-        )
-    odd = {
-        f"{what.removesuffix('_keys')} {listing(sorted(names), 4)}" for what, names in info.items() if names
-    }
-    if odd:
-        raise ValueError("; ".join(sorted(odd)))
-    return module
-
-
-def _assemble_open_clip(
-    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
-) -> nn.Module:
-    if like is not None:
-        return _filled(deepcopy(like), state)
-    open_clip = require_library("open_clip")
-    settings = dict(config["model_cfg"])
-    made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
-    return _filled(made_by(**settings), state)
-
-
-def _assemble_timm(
-    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
-) -> nn.Module:
-    if like is not None:
-        return _filled(deepcopy(like), state)
-    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
-    about = {**(config.get("pretrained_cfg") or {}), "architecture": config["architecture"]}
-    made = require_library("timm").create_model(
-        config["architecture"], pretrained=False, pretrained_cfg=about, **arguments
-    )
-    return _filled(made, state)
-
-
-def _assemble_diffusers(
-    config: Config, state: Mapping[str, Tensor], like: nn.Module | None, label: str
-) -> nn.Module:
-    return _filled(made_by_diffusers(config, label) if like is None else deepcopy(like), state)
-
-
-def _filled(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    nn.Module.to(module, _common_type(state)).load_state_dict(state)  # diffusers' own `to` warns
-    return module
-
-
-def _common_type(state: Mapping[str, Tensor]) -> torch.dtype:
-    """The type that holds every number of a state dict."""
-    found = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
-    return reduce(torch.promote_types, found)
-
-
-_ASSEMBLERS: dict[str, Callable[[Config, Mapping[str, Tensor], nn.Module | None, str], nn.Module]] = {
-    "transformers": _assemble_transformers,
-    "open_clip": _assemble_open_clip,
-    "timm": _assemble_timm,
-    "diffusers": _assemble_diffusers,
-}

@@ -7,7 +7,7 @@ families come from their tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,29 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.architecture.architecture import Architecture
+from transfusion.architecture.architecture import Architecture, Shortcut
 from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import Layout, Name
 from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
-from transfusion.running.building import build, module_of
-from transfusion.running.probes.inputs import in_dtype, plain_experts, random_inputs, run_model
-from transfusion.running.streaming import StreamedModule, run_side_by_side, stream, without_cache
-from transfusion.runtime.engines import device_memory
-from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.resources import Resources, format_bytes
-
-__all__ = [
-    "LiveModel",
-    "build",
-    "expected_outputs",
-    "largest_difference",
-    "last_dimension",
-    "module_of",
-    "require_library",
-]
+from transfusion.running.building import build
+from transfusion.running.probes.inputs import random_inputs, run_model
+from transfusion.running.probes.probed_model import ProbedModel
+from transfusion.running.streaming import StreamedModule
 
 
 @dataclass(frozen=True)
@@ -51,25 +39,20 @@ class LiveModel:
     architecture: Architecture
     inputs: Mapping[str, Tensor]
     streamed: StreamedModule | None = None
-    """The same module, if its weights are in memory one unit at a time."""
+    """The same module, if its weights are in memory one layer at a time."""
 
     @classmethod
-    def of(cls, model: Model, dtype: torch.dtype = torch.float64, *, by_unit: bool = False) -> LiveModel:
-        """Build the model in its own library, with random inputs; whole, or to be run unit by unit."""
-        if by_unit:
-            streamed = stream(model, dtype)
-            live = cls(streamed.module, model.family, model.architecture, {}, streamed)
-            return live.drawn(model, dtype=dtype)
-        return cls(build(model, dtype), model.family, model.architecture, {}).drawn(model, dtype=dtype)
+    def of(cls, model: Model, dtype: torch.dtype = torch.float64, *, by_layer: bool = False) -> LiveModel:
+        """Build the model in its own library, with random inputs; whole, or to be run layer by layer."""
+        streamed = StreamedModule(model, dtype) if by_layer else None
+        module = build(model, dtype) if streamed is None else streamed.module
+        return cls(module, model.family, model.architecture, {}, streamed).drawn(model, dtype=dtype)
 
     def drawn(
         self, model: Model, *, batch: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
     ) -> LiveModel:
         """The same module with a draw of probes for its model."""
-        config: Any = getattr(self.module, "config", None)  # the library's knows the defaults, too
-        settings = config.to_dict() if hasattr(config, "to_dict") else config or model.config
-        inputs = random_inputs(self.family, settings, batch=batch, seed=seed)
-        return replace(self, inputs=in_dtype(inputs, dtype))
+        return replace(self, inputs=ProbedModel(model, self.module).template(batch, seed, dtype))
 
     @classmethod
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> LiveModel:
@@ -105,22 +88,17 @@ class LiveModel:
         Where the stream has different maps before and after a branch, ``shortcuts`` puts
         P_out P_inᵀ into the residual connections; without them the function is another one.
         """
-        with (
-            self._holding_moved(alignment),
-            self.rotated_shortcuts(alignment, float(shortcuts)),
-        ):
-            yield
-
-    def _holding_moved(self, alignment: Alignment) -> AbstractContextManager[None]:
-        if self.streamed is None:
-            return self.holding(self.parameters_under(alignment))
 
         def move(name: str, value: Tensor) -> Tensor:
-            whole, part = without_part(name)
-            layout = self.architecture.tensors[whole]
-            return alignment.move(value, layout if part is None else layout.piece(part))
+            return alignment.move(value, self._layout(name))
 
-        return self.streamed.changed(move)
+        held = (
+            self.holding(self.parameters_under(alignment))
+            if self.streamed is None
+            else self.streamed.changed(move)
+        )
+        with held, self.rotated_shortcuts(alignment, float(shortcuts)):
+            yield
 
     def parameters_under(self, alignment: Alignment) -> dict[str, Tensor]:
         """π of every parameter, by its name in memory; what the library computes itself is left out."""
@@ -156,63 +134,56 @@ class LiveModel:
         """Within the block, shortcuts between points with different maps carry share·P_out P_inᵀ +
         (1 − share)·I.
         """
-        handles: list[Any] = []
-        try:
-            if share:
-                handles.extend(self._shortcut_hooks(alignment, share))
+        modules, back = self.modules(), alignment.inverse()
+        with ExitStack() as hooks:
+            for cut in alignment.broken_shortcuts(self.architecture.shortcuts) if share else ():
+                enter, leave = _shortcut_hooks(cut, alignment, back, share)
+                handle = modules[cut.entry].register_forward_pre_hook(enter, with_kwargs=True)
+                hooks.callback(handle.remove)
+                hooks.callback(modules[cut.branch].register_forward_hook(leave).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _layouts(self) -> dict[nn.Parameter, Layout]:
         """The layout of every parameter; a tied one may meet the table under either of its names."""
         layouts: dict[nn.Parameter, Layout] = {}
         for naming in (Naming(self.family, live=True), Naming(self.family)):
             for name, parameter in self.module.named_parameters(remove_duplicate=False):
-                ours, part = without_part(naming.canonical(name))
-                if layout := self.architecture.tensors.get(ours):
-                    layouts[parameter] = layout if part is None else layout.piece(part)
+                ours = naming.canonical(name)
+                if without_part(ours)[0] in self.architecture.tensors:
+                    layouts[parameter] = self._layout(ours)
         return layouts
 
-    def _shortcut_hooks(self, alignment: Alignment, share: float) -> Iterator[Any]:
-        modules, back = self.modules(), alignment.inverse()
-        for cut in alignment.broken_shortcuts(self.architecture.shortcuts):
-            stream: list[Tensor] = []
-
-            def enter(
-                _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stream: list[Tensor] = stream
-            ) -> None:
-                values = (*args, *kwargs.values())
-                stream[:] = [next(value for value in values if isinstance(value, Tensor))]
-
-            def leave(
-                _: nn.Module,
-                args: tuple[Any, ...],
-                output: Any,
-                stream: list[Tensor] = stream,
-                source: str = cut.source,
-                target: str = cut.target,
-                share: float = share / cut.factor,
-            ) -> Any:
-                if not stream:  # a module that ends several branches, and this one is not on its way
-                    return output
-                branch = output[0] if isinstance(output, tuple) else output
-                straight = stream.pop()
-                rotated = self._along(alignment, target, self._along(back, source, straight))
-                added = branch + share * (rotated - straight).reshape(branch.shape)
-                return (added, *output[1:]) if isinstance(output, tuple) else added
-
-            yield modules[cut.entry].register_forward_pre_hook(enter, with_kwargs=True)
-            yield modules[cut.branch].register_forward_hook(leave)
-
-    def _along(self, alignment: Alignment, id: str, tensor: Tensor) -> Tensor:
-        """A tensor whose last dimension is a space, moved."""
-        return alignment.move(tensor, last_dimension(id, tensor.ndim))
+    def _layout(self, name: str) -> Layout:
+        """The layout of a tensor, or of a part of one."""
+        whole, part = without_part(name)
+        layout = self.architecture.tensors[whole]
+        return layout if part is None else layout.piece(part)
 
     def expected(self, alignment: Alignment, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs that the moved model should have; those on an axis that moves are moved."""
-        return expected_outputs(alignment.reading, self.architecture, outputs)
+        return expected_outputs(alignment, self.architecture, outputs)
+
+
+def _shortcut_hooks(
+    cut: Shortcut, alignment: Alignment, back: Alignment, share: float
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """Return hooks that add P_out P_inᵀx − x to a branch's output: at its entry, and at its end."""
+    stream: list[Tensor] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stream[:] = [next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))]
+
+    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not stream:  # a module that ends several branches, and this one is not on its way
+            return output
+        branch = output[0] if isinstance(output, tuple) else output
+        straight = stream.pop()  # x, (batch, tokens, units)
+        plain = back.move(straight, last_dimension(cut.source, straight.ndim))  # P_inᵀx
+        rotated = alignment.move(plain, last_dimension(cut.target, straight.ndim))  # P_out P_inᵀx
+        added = branch + share / cut.factor * (rotated - straight).reshape(branch.shape)
+        return (added, *output[1:]) if isinstance(output, tuple) else added
+
+    return enter, leave
 
 
 def expected_outputs(
@@ -252,98 +223,7 @@ def largest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-# ── How models are run on probes: whole or unit by unit, on how many threads, on … ──────────────────
-
-
-@dataclass(frozen=True)
-class RunningModel:
-    """A module that can be run, whole or unit by unit."""
-
-    module: nn.Module
-    family: Family
-    workers: int = 1
-    device: str = "cpu"
-    streamed: StreamedModule | None = None
-
-    def outputs(self, inputs: Mapping[str, Tensor], *, gradients: bool = False) -> dict[str, Tensor]:
-        """Run the module on one batch."""
-        given = {name: one.to(self.device) for name, one in inputs.items()}
-        return run_model(self.module, self.family, given, double=False, gradients=gradients)
-
-    def each(self, run: Callable[[int], None], count: int) -> None:
-        """Call ``run(number)`` for every number below ``count``, some at a time.
-
-        Streamed weights are loaded once for all of them.
-        """
-        with plain_experts(self.module):
-            run_side_by_side(run, count, self.workers, self.streamed)
-
-
-@dataclass(frozen=True)
-class HowToRun:
-    """How models are run on probes."""
-
-    workers: int = 1
-    """How many batches run side by side."""
-    device: str = "cpu"
-    limit: int | None = None
-    """Bytes of memory. With a limit, the weights of one unit at a time are in memory, not the whole model."""
-    shared: bool = True
-    """Whether all who look at the activations are in this process."""
-    note: Callable[[str], None] = lambda text: None
-    """Told if a model cannot be run unit by unit, and is run whole."""
-
-    @classmethod
-    def within(cls, resources: Resources) -> HowToRun:
-        """Return how models are run with these resources."""
-        workers = resources.jobs or torch.get_num_threads()
-        return cls(workers, resources.device, resources.memory)
-
-    @property
-    def by_unit(self) -> bool:
-        return self.limit is not None
-
-    def require_room(self, model: Model, copies: int = 1) -> None:
-        """Refuse to run a whole model of which so many copies, in float32, exceed the memory."""
-        needed = copies * torch.float32.itemsize * model.checkpoint.parameters
-        room = device_memory(torch.device(self.device))
-        if not self.by_unit and needed > room:
-            raise ArchitectureError(
-                f"{model.label}: running it takes {format_bytes(needed)} in float32, and there are"
-                f" {format_bytes(room)}",
-                hint="with a limit, such as `memory` of half of that, models run block by block",
-            )
-
-    @contextmanager
-    def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
-        """Within the block, the model can be run in float32.
-
-        ``read`` returns other values than the model's own by canonical name.
-        """
-        if not self.by_unit:
-            self.require_room(model)
-            module = nn.Module.to(without_cache(build(model, torch.float32)), self.device)
-            yield RunningModel(module, model.family, self.workers, self.device)
-            return
-        try:
-            streamed = stream(model, torch.float32, self.device, read)
-        except ArchitectureError as error:
-            whole = torch.float32.itemsize * model.checkpoint.parameters
-            if read is not None or (self.limit is not None and whole > self.limit):
-                raise
-            self.note(f"note: the model runs whole, in {format_bytes(whole)}: {error.message}")
-            with replace(self, limit=None).opened(model) as running:
-                yield running
-            return
-        with streamed.loading():
-            yield RunningModel(streamed.module, model.family, self.workers, self.device, streamed)
-
-
-WHOLE = HowToRun()
-"""Whole models, one batch at a time."""
-
-
-# ── How the vectors of a module act: which of them multiply activations, and whic… ──────────────────
+# ── what vectors do: which of them multiply activations, and which are added ─────────────────
 
 
 def vector_effects(module: nn.Module, run: Callable[[], object]) -> dict[str, float]:

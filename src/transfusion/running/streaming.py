@@ -1,265 +1,190 @@
-"""Modules larger than memory: the weights of one unit at a time, read as it is needed and dropped.
+"""Models run on probes: whole, or within a memory that holds one layer at a time, read as it is needed.
 
-A unit is a block of the model, or a table or projection of the vocabulary. All other parameters are small and
-stay in memory. Weights have the type of their file until they are used.
+A layer is a block of the model, or a table or projection of the vocabulary. All other parameters are small
+and stay in memory. Weights have the type of their file until they are used. Several forward passes go through
+the module side by side, so that each layer is read once for all of them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transfusion.architecture.naming import Naming, without_part
+from transfusion.architecture.naming import Naming
+from transfusion.architecture.table import Family
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.running.building import require_modest_size, skeleton
+from transfusion.running.building import (
+    Place,
+    build,
+    fill,
+    fill_buffers,
+    places_of,
+    require_modest_size,
+    skeleton,
+)
+from transfusion.running.probes.inputs import plain_experts, run_model
+from transfusion.runtime.engines import device_memory
+from transfusion.runtime.resources import Resources, format_bytes
 
-Meet = Callable[[Callable[[], None]], None]
-Change = Callable[[str, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a parameter is in its module, and how it is read."""
-
-    name: str
-    """Its name in the whole module."""
-    ours: str
-    """Its canonical name, with a number if it is a part of a tensor."""
-    owner: nn.Module
-    read: Callable[[], Tensor]
-    shape: torch.Size
-
-    @property
-    def leaf(self) -> str:
-        return self.name.rpartition(".")[2]
-
-    def fill(self, value: Tensor) -> None:
-        self.owner._parameters[self.leaf] = nn.Parameter(value)
-
-    def empty(self) -> None:
-        self.fill(torch.empty(self.shape, device="meta"))
+_WHOLE = "leave out `memory`: the model is then held whole"
 
 
-@dataclass
 class StreamedModule:
-    """A module whose weights are on the device meta, except those of the unit that runs."""
-
-    module: nn.Module
-    units: Mapping[str, nn.Module]
-    places: Mapping[str, list[_Place]]
-    """The parameters of every unit."""
-    resident: list[_Place]
-    """The parameters that stay in memory."""
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    meet: Meet = lambda load: load()
-    """Called in front of every unit, with what loads it."""
-    change: Change = lambda name, value: value
-    """What becomes of a parameter, by its canonical name, when it is loaded."""
-    loaded: str | None = None
-    loads: int = field(default=0, compare=False)
-    """How many times a unit was loaded."""
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Within the block the module can be run; every unit is loaded when it is called."""
-        for name, unit in self.units.items():
-            unit.forward = self._loading_first(name, unit.forward)
-        self._fill(self.resident)
-        try:
-            yield
-        finally:
-            for unit in self.units.values():
-                del unit.forward
-            self._drop()
-
-    def _loading_first(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a unit's forward pass that loads its weights first."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(one, Tensor) and one.is_meta for one in (*args, *kwargs.values())):
-                raise RuntimeError(f"{name} was given inputs that went where weights are not loaded yet")
-            self.meet(partial(self._load, name))
-            return forward(*args, **kwargs)
-
-        return run
-
-    @contextmanager
-    def meeting(self, meet: Meet) -> Iterator[None]:
-        """Within the block, call this in front of every unit."""
-        before, self.meet = self.meet, meet
-        try:
-            yield
-        finally:
-            self.meet = before
-
-    def _load(self, name: str) -> None:
-        if self.loaded == name:
-            return
-        self._drop()
-        self._fill(self.places[name])
-        self.loaded, self.loads = name, self.loads + 1
-
-    def _fill(self, places: list[_Place]) -> None:
-        with torch._C.DisableTorchFunction():  # reading is no part of what is computed in float64 throughout
-            for place in places:
-                value = place.read().to(device=self.device, dtype=self.dtype)
-                place.fill(self.change(place.ours, value))
-
-    def _drop(self) -> None:
-        for place in self.places[self.loaded] if self.loaded is not None else ():
-            place.empty()
-        self.loaded = None
-
-    @contextmanager
-    def changed(self, change: Change) -> Iterator[None]:
-        """Within the block, whoever loads parameters gets them with a change."""
-        before, self.change = self.change, change
-        try:
-            yield
-        finally:
-            self.change = before
-
-
-def stream(
-    model: Model,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    read: Callable[[str], Tensor] | None = None,
-) -> StreamedModule:
-    """Return a model's module without its weights, which are read while it runs.
+    """A module whose weights are on the device meta, except those of the layer that runs.
 
     ``read`` returns a tensor by its canonical name; by default that of the model. A module of the user's own,
     and one with parameters that the file does not have, cannot be streamed: that is an `ArchitectureError`.
     """
-    if model.checkpoint.in_memory or model.checkpoint.config is None:
-        raise ArchitectureError(
-            f"{model.label}: a model in memory is not read from files", hint="leave out `memory`"
-        )
-    if model.family.whole_only:
-        raise ArchitectureError(
-            f"{model.label}: a {model.family.name} asks for the place of weights that are not loaded yet",
-            hint="leave out `memory`: the model is then held whole",
-        )
-    require_modest_size(model)
-    module, read = without_cache(skeleton(model)), read or _checked_once(model)
-    places = _places(model, module, read)
-    units = dict(_units(module, _of_vocabulary(model, module)))
-    owned: dict[str, list[_Place]] = {name: [] for name in units}
-    resident: list[_Place] = []
-    for name, place in places.items():
-        unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
-        (resident if unit is None else owned[unit]).append(place)
-    _fill_buffers(model, module, dtype, device)
-    return StreamedModule(module, units, owned, resident, dtype, device)
+
+    def __init__(
+        self,
+        model: Model,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        read: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        if model.checkpoint.in_memory or model.checkpoint.config is None:
+            raise ArchitectureError(
+                f"{model.label}: a model in memory is not read from files", hint="leave out `memory`"
+            )
+        if model.family.whole_only:
+            raise ArchitectureError(
+                f"{model.label}: a {model.family.name} asks for the place of weights that are not loaded yet",
+                hint=_WHOLE,
+            )
+        require_modest_size(model)
+        self.module = without_cache(skeleton(model))
+        places, missing = places_of(model, self.module)
+        if missing:
+            raise ArchitectureError(
+                f"{model.label}: {missing[0]} of {type(self.module).__name__} is not in the file", hint=_WHOLE
+            )
+        self.model, self.dtype, self.device = model, dtype, device
+        self.layers = dict(_layers(self.module, _of_vocabulary(model, self.module)))
+        self.places: dict[str | None, list[Place]] = {name: [] for name in (None, *self.layers)}
+        """The parameters of every layer; under None, those that stay in memory."""
+        for place in places:
+            self.places[_layer_of(place.name, self.layers)].append(place)
+        fill_buffers(model, self.module, dtype, device)
+        self.read = read
+        self.change: Callable[[str, Tensor], Tensor] | None = None
+        """What becomes of a parameter, by its canonical name, when it is loaded."""
+        self.loaded: str | None = None
+        self.loads = 0
+        """How many times a layer was loaded."""
+        self._checked: set[str] = set()
+        self._enter: Callable[[str], None] | None = None
+
+    def _read(self, name: str) -> Tensor:
+        """Read a tensor; refuse NaN and infinite values when it is read for the first time."""
+        if self.read is not None:
+            return self.read(name)
+        value = self.model.raw(name) if name in self._checked else self.model.read(name)
+        self._checked.add(name)
+        return value
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within the block the module can be run; every layer is loaded when it is called."""
+        for name, layer in self.layers.items():
+            layer.forward = partial(self._run_layer, name, layer.forward)
+        fill(self.places[None], self._value)
+        try:
+            yield
+        finally:
+            for layer in self.layers.values():
+                del layer.forward
+            self._drop()
+
+    def _run_layer(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, Tensor) and one.is_meta for one in (*args, *kwargs.values())):
+            raise RuntimeError(f"{name} was given inputs that went where weights are not loaded yet")
+        (self._enter or self.load)(name)
+        return forward(*args, **kwargs)
+
+    @contextmanager
+    def changed(self, change: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+        """Within the block, parameters are loaded with a change."""
+        self.change = change
+        try:
+            yield
+        finally:
+            self.change = None
+
+    @contextmanager
+    def entered_by(self, enter: Callable[[str], None]) -> Iterator[None]:
+        """Within the block, call ``enter(name)`` in front of every layer; it has to load the layer."""
+        self._enter = enter
+        try:
+            yield
+        finally:
+            self._enter = None
+
+    def load(self, name: str) -> None:
+        """Load a layer, and drop the one before."""
+        if self.loaded != name:
+            self._drop()
+            fill(self.places[name], self._value)
+            self.loaded, self.loads = name, self.loads + 1
+
+    def _value(self, place: Place) -> Tensor:
+        value = place.read(self._read).to(self.device, self.dtype)
+        return value if self.change is None else self.change(place.ours, value)
+
+    def _drop(self) -> None:
+        for place in self.places[self.loaded] if self.loaded is not None else ():
+            place.put(nn.Parameter(torch.empty(place.parameter.shape, device="meta")))
+        self.loaded = None
 
 
 def without_cache(module: nn.Module) -> nn.Module:
-    """Let a language model remember nothing for a next token, unless it is asked to.
-
-    Keys and values of all blocks would add up: the states of all batches are in memory together.
+    """Let a language model keep no KV cache, unless it is asked to: the caches of all batches would be in
+    memory together.
     """
-    configs: list[Any] = [one.config for one in module.modules() if hasattr(one, "config")]
-    for config in configs:
+    for one in module.modules():
+        config: Any = getattr(one, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
     return module
 
 
-def unit_sizes(model: Model, module: nn.Module) -> int:
+def streamed_bytes(model: Model, module: nn.Module) -> int:
     """Return the most bytes of weights in float32 that a streamed module holds, from a skeleton."""
-    units = dict(_units(module, _of_vocabulary(model, module)))
-    sizes, stays = dict.fromkeys(units, 0), 0
+    layers = dict(_layers(module, _of_vocabulary(model, module)))
+    sizes: dict[str | None, int] = dict.fromkeys((None, *layers), 0)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
-        if unit is None:
-            stays += parameter.numel()
-        else:
-            sizes[unit] += parameter.numel()
-    return torch.float32.itemsize * (max(sizes.values(), default=0) + stays)
+        sizes[_layer_of(name, layers)] += parameter.numel()
+    always = sizes.pop(None)
+    return torch.float32.itemsize * (max(sizes.values(), default=0) + always)
 
 
-def _places(model: Model, module: nn.Module, read: Callable[[str], Tensor]) -> dict[str, _Place]:
-    """Return the place of every parameter, by its name in the module."""
-    naming, found = Naming(model.family, live=True), dict[str, _Place]()
-    ours: dict[nn.Parameter, str] = {}
-    named = dict(module.named_parameters(remove_duplicate=False))
-    for name, parameter in named.items():
-        canonical = naming.canonical(name)
-        if without_part(canonical)[0] in model.names:
-            ours.setdefault(parameter, canonical)
-    parts = {known: len(parameter) for parameter, known in ours.items() if without_part(known)[1] is not None}
-    for name, parameter in named.items():
-        path = name.rpartition(".")[0]
-        known = ours.get(parameter)
-        if known is None:
-            raise ArchitectureError(
-                f"{model.label}: {name} of {type(module).__name__} is not in the file",
-                hint="leave out `memory`: the model is then held whole",
-            )
-        whole, part = without_part(known)
-        rows = None
-        if part is not None:
-            before = (size for one, size in parts.items() if _is_before(one, whole, part))
-            start = sum(before)
-            rows = slice(start, start + len(parameter))
-        shape = tuple(model.info(whole).shape)
-        wanted = shape if rows is None else (len(parameter), *shape[1:])
-        if tuple(parameter.shape) != wanted:
-            raise ArchitectureError(
-                f"{model.label}: {name} of {type(module).__name__} has the shape {tuple(parameter.shape)},"
-                f" and the file {wanted}",
-                hint="leave out `memory`: the model is then held whole",
-            )
-        source = partial(_cut, read, whole, rows)
-        found[name] = _Place(name, known, module.get_submodule(path), source, parameter.shape)
-    return found
-
-
-def _is_before(name: str, whole: str, part: int) -> bool:
-    """Whether a name is that of an earlier part of a tensor."""
-    owner, number = without_part(name)
-    return owner == whole and number is not None and number < part
-
-
-def _checked_once(model: Model) -> Callable[[str], Tensor]:
-    """Return what reads tensors, and refuses NaN and infinite values where one is read for the first time."""
-    seen: set[str] = set()
-
-    def read(name: str) -> Tensor:
-        value = model.raw(name) if name in seen else model.read(name)
-        seen.add(name)
-        return value
-
-    return read
-
-
-def _cut(read: Callable[[str], Tensor], name: str, rows: slice | None) -> Tensor:
-    value = read(name)
-    return value if rows is None else value[rows]
-
-
-def _units(
+def _layers(
     module: nn.Module, alone: frozenset[nn.Module], prefix: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks, and the modules that are loaded alone, by name."""
+    lists = (nn.ModuleList, nn.Sequential)
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if isinstance(child, nn.Embedding) and child not in alone:
             continue  # small, and some modules read its weight without calling it
-        if child in alone or (isinstance(module, nn.ModuleList | nn.Sequential) and not _is_list(child)):
+        if child in alone or (isinstance(module, lists) and not isinstance(child, (*lists, nn.ModuleDict))):
             yield path, child
         else:
-            yield from _units(child, alone, f"{path}.")
+            yield from _layers(child, alone, f"{path}.")
+
+
+def _layer_of(name: str, layers: dict[str, nn.Module]) -> str | None:
+    return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
 
 
 def _of_vocabulary(model: Model, module: nn.Module) -> frozenset[nn.Module]:
@@ -270,122 +195,164 @@ def _of_vocabulary(model: Model, module: nn.Module) -> frozenset[nn.Module]:
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear | nn.Embedding)
     }
-    return frozenset(
-        part for part, layout in layouts.items() if layout is not None and layout.dims_with(VOCABULARY)
-    )
-
-
-def _is_list(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
-
-
-def _fill_buffers(model: Model, module: nn.Module, dtype: torch.dtype, device: str) -> None:
-    """Give the buffers the values that the file has, and the type and place of the weights."""
-    naming = Naming(model.family, live=True)
-    for name, buffer in list(module.named_buffers()):
-        path, _, leaf = name.rpartition(".")
-        owner: Any = module.get_submodule(path)
-        value = model.read(ours) if (ours := naming.canonical(name)) in model.names else buffer
-        owner._buffers[leaf] = value.to(device, dtype) if value.is_floating_point() else value.to(device)
-
-
-# ── Several forward passes side by side, which go through a module unit by unit t… ──────────────────
+    return frozenset(part for part, layout in layouts.items() if layout and layout.dims_with(VOCABULARY))
 
 
 def run_side_by_side(
     run: Callable[[int], None], count: int, workers: int, streamed: StreamedModule | None = None
 ) -> None:
-    """Call ``run(number)`` for every number below ``count``, some at a time, each on one thread of torch."""
-    steps = _Lockstep(count, workers)
+    """Call ``run(number)`` for every number below ``count``, some at a time, each on one thread of torch.
 
-    def pass_through(number: int) -> None:
-        torch.set_num_threads(1)
-        steps.guard(lambda: run(number))
+    Passes through a streamed module meet in front of every layer, and the last one to come loads it.
+    """
+    if streamed is None:
+        _run_all(run, count, workers, stop=lambda: None)
+        return
+    turns, lock, waiting, over = threading.Semaphore(workers), threading.Lock(), list[str](), list[int]()
+    differ = ArchitectureError(
+        f"{streamed.model.label}: inputs differ in the layers that they go through", hint=_WHOLE
+    )
 
-    threads = [threading.Thread(target=pass_through, args=(number,)) for number in range(count)]
+    def load() -> None:
+        name = waiting[0]
+        waiting.clear()
+        streamed.load(name)
+
+    barrier = threading.Barrier(count, load)
+
+    def enter(name: str) -> None:
+        with lock:
+            if over or (waiting and waiting[0] != name):
+                raise differ
+            waiting.append(name)
+        turns.release()
+        try:
+            barrier.wait()
+        finally:
+            turns.acquire()
+
+    def run_in_turn(number: int) -> None:
+        with turns:
+            run(number)
+        with lock:
+            over.append(number)
+            if waiting:
+                raise differ
+
+    with streamed.entered_by(enter):
+        _run_all(run_in_turn, count, count, stop=barrier.abort)
+
+
+def _run_all(run: Callable[[int], None], count: int, threads: int, stop: Callable[[], None]) -> None:
+    """Run all numbers on threads; an error in one of them, or an interrupt, ends all."""
+    failed: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            if not failed:
+                run(number)
+        except BaseException as error:
+            failed.append(error)
+            stop()
+
     before = torch.get_num_threads()
     try:
-        with nullcontext() if streamed is None else streamed.meeting(steps.wait_for_all):
-            _run(threads, steps)
+        with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
+            try:
+                list(pool.map(guarded, range(count)))
+            except BaseException as error:  # an interrupt
+                failed.append(error)
+                stop()
+                raise
     finally:
         torch.set_num_threads(before)
-    if steps.error is not None:
-        raise steps.error
+    if failed:
+        others = (error for error in failed if not isinstance(error, threading.BrokenBarrierError))
+        raise next(others, failed[0])
 
 
-def _run(threads: list[threading.Thread], steps: _Lockstep) -> None:
-    """Run all threads; an interrupt stops those that still run at their next unit."""
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException as error:
-        steps.stop(error)
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-        raise
+# ── how models are run on probes ─────────────────────────────────────────────────────────────
 
 
-class _StoppedError(Exception):
-    """Another pass has failed."""
+@dataclass(frozen=True)
+class RunningModel:
+    """A module that can be run, whole or layer by layer."""
+
+    module: nn.Module
+    family: Family
+    workers: int = 1
+    device: str = "cpu"
+    streamed: StreamedModule | None = None
+
+    def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the module on one batch."""
+        given = {name: one.to(self.device) for name, one in inputs.items()}
+        return run_model(self.module, self.family, given, double=False)
+
+    def each(self, run: Callable[[int], None], count: int) -> None:
+        """Call ``run(number)`` for every number below ``count``, some at a time.
+
+        Streamed weights are loaded once for all of them.
+        """
+        with plain_experts(self.module):
+            run_side_by_side(run, count, self.workers, self.streamed)
 
 
-class _Lockstep:
-    """Lets ``workers`` passes run at a time, and all of them meet in front of every unit."""
+@dataclass(frozen=True)
+class RunConfig:
+    """How models are run on probes."""
 
-    def __init__(self, count: int, workers: int) -> None:
-        self.error: BaseException | None = None
-        self._members, self._free = count, max(1, workers)
-        self._waiting = self._round = 0
-        self._change = threading.Condition()
+    workers: int = 1
+    """How many batches run side by side."""
+    device: str = "cpu"
+    limit: int | None = None
+    """Bytes of memory. With a limit, the weights of one layer at a time are in memory."""
+    note: Callable[[str], None] = lambda text: None
+    """Told if a model cannot be run layer by layer, and is run whole."""
 
-    def guard(self, run: Callable[[], None]) -> None:
-        """Run one pass; an error ends all of them."""
-        try:
-            self._take_turn()
-            run()
-        except _StoppedError:
-            pass
-        except BaseException as error:
-            self.stop(error)
-        finally:
-            with self._change:
-                self._members -= 1
-                self._free += 1
-                self._change.notify_all()
+    @classmethod
+    def within(cls, resources: Resources) -> RunConfig:
+        """Return how models are run with these resources."""
+        workers = resources.jobs or torch.get_num_threads()
+        return cls(workers, resources.device, resources.memory)
 
-    def stop(self, error: BaseException) -> None:
-        """End all passes, because of an error in one of them or an interrupt."""
-        with self._change:
-            self.error = self.error or error
-            self._change.notify_all()
+    @property
+    def by_layer(self) -> bool:
+        return self.limit is not None
 
-    def wait_for_all(self, load: Callable[[], None]) -> None:
-        """Wait until every pass is here; the last one to come loads what all of them need."""
-        with self._change:
-            self._waiting += 1
-            self._free += 1
-            self._change.notify_all()
-            here = self._round
-            while self._round == here and self._waiting < self._members:
-                self._wait()
-            if self._round == here:
-                load()
-                self._waiting, self._round = 0, self._round + 1
-                self._change.notify_all()
-        self._take_turn()
+    def require_room(self, model: Model, copies: int = 1) -> None:
+        """Refuse to run a whole model of which so many copies, in float32, exceed the memory."""
+        needed = copies * torch.float32.itemsize * model.checkpoint.parameters
+        room = device_memory(torch.device(self.device))
+        if not self.by_layer and needed > room:
+            raise ArchitectureError(
+                f"{model.label}: running it takes {format_bytes(needed)} in float32, and there are"
+                f" {format_bytes(room)}",
+                hint="with a limit, such as `memory` of half of that, models run block by block",
+            )
 
-    def _take_turn(self) -> None:
-        with self._change:
-            while not self._free:
-                self._wait()
-            if self.error is not None:
-                raise _StoppedError
-            self._free -= 1
+    @contextmanager
+    def opened(self, model: Model, read: Callable[[str], Tensor] | None = None) -> Iterator[RunningModel]:
+        """Within the block, the model can be run in float32.
 
-    def _wait(self) -> None:
-        if self.error is not None:
-            raise _StoppedError
-        self._change.wait()
+        ``read`` returns other values than the model's own by canonical name.
+        """
+        if self.limit is not None:
+            try:
+                streamed = StreamedModule(model, torch.float32, self.device, read)
+            except ArchitectureError as error:
+                whole = torch.float32.itemsize * model.checkpoint.parameters
+                if whole > self.limit:
+                    raise
+                self.note(f"note: the model runs whole, in {format_bytes(whole)}: {error.message}")
+            else:
+                with streamed.loading():
+                    yield RunningModel(streamed.module, model.family, self.workers, self.device, streamed)
+                return
+        self.require_room(model)
+        module = nn.Module.to(without_cache(build(model, torch.float32, read)), self.device)
+        yield RunningModel(module, model.family, self.workers, self.device)
+
+
+WHOLE = RunConfig()
+"""Whole models, one batch at a time."""

@@ -1,81 +1,31 @@
 """Engines run independent tasks: on threads of this process, or on workers of a Ray cluster.
 
-`Engine.map` is all they do. A function holds headers and maps, never weights: workers read those from files.
+`map` is all they do. A function holds headers and maps, never weights: workers read those from files.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
 from transfusion.errors import SettingError, reason_of
 from transfusion.runtime.scratch import clear
 
+if TYPE_CHECKING:
+    from transfusion.runtime.ray_engine import RayEngine
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
+Engine: TypeAlias = "Threads | RayEngine"
 ENGINES = ("local", "ray")
-
-
-class Engine(ABC):
-    """Workers in this process or elsewhere."""
-
-    workers: Threads
-    """The threads of this process."""
-    count: int
-    """How many tasks run in parallel."""
-    shares_memory: bool
-    """Whether all workers are threads of this process."""
-
-    @abstractmethod
-    def map(
-        self,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        *,
-        on_result: Callable[[Task, Result], None] | None = None,
-    ) -> list[Result]:
-        """Return ``function(task)`` for every task, in their order.
-
-        The function must be picklable: `functools.partial` of a function of a module. It is sent to each
-        worker once, and the tasks one by one. ``on_result`` is called with every task and result as soon as
-        it is ready.
-        """
-
-
-class LocalEngine(Engine):
-    """Threads of this process."""
-
-    shares_memory = True
-
-    def __init__(self, workers: Threads) -> None:
-        self.workers, self.count = workers, workers.count
-        self._result_lock = threading.Lock()
-
-    def map(
-        self,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        *,
-        on_result: Callable[[Task, Result], None] | None = None,
-    ) -> list[Result]:
-        def done(task: Task) -> Result:
-            result = function(task)
-            if on_result is not None:
-                with self._result_lock:
-                    on_result(task, result)
-            return result
-
-        return self.workers.each(done, tasks)
 
 
 def require_engine(engine: str, address: str | None = None) -> None:
@@ -103,25 +53,133 @@ def open_engine(
     ...     engine.map(lambda task: 10 + task, [1, 2, 3])
     [11, 12, 13]
     """
-    if isinstance(engine, Engine):
+    if not isinstance(engine, str):
         yield engine
         return
     require_engine(engine, address)
     if engine == "local":
-        with Threads.opened(jobs) as workers:
-            yield LocalEngine(workers)
+        with Threads.opened(jobs) as threads:
+            yield threads
     else:
         from transfusion.runtime.ray_engine import RayEngine
 
-        with Threads.opened(1) as workers, RayEngine.joined_at(address, jobs, workers) as cluster:
+        with Threads.opened(1) as threads, RayEngine.joined_at(address, jobs, threads) as cluster:
             yield cluster
 
 
-# ── A pool of threads for independent tasks, with results that do not depend on t… ──────────────────
+# ── threads ──────────────────────────────────────────────────────────────────────────────────
 
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+class Threads:
+    """A fixed number of threads. Tasks that a task starts run on its own thread, and on idle ones."""
+
+    shares_memory = True
+    """Whether all workers are threads of this process."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        """How many tasks run in parallel."""
+        self._lock, self._busy = threading.Lock(), threading.local()
+        self._pool = ThreadPoolExecutor(count, initializer=self._prepare) if count > 1 else None
+
+    @classmethod
+    @contextmanager
+    def opened(cls, count: int | None = None) -> Iterator[Threads]:
+        """Open threads for the ``with`` block: by default as many as torch would use."""
+        before = torch.get_num_threads()
+        threads = cls(count or before)
+        torch.set_num_threads(1)
+        try:
+            yield threads
+        finally:
+            torch.set_num_threads(before)
+            clear()
+            if threads._pool is not None:
+                threads._pool.shutdown(cancel_futures=True)
+
+    @property
+    def workers(self) -> Threads:
+        """The threads of this process."""
+        return self
+
+    def map(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Iterable[Task],
+        *,
+        on_result: Callable[[Task, Result], None] | None = None,
+    ) -> list[Result]:
+        """Return ``function(task)`` for every task, in their order.
+
+        For workers in other processes, the function must be picklable: `functools.partial` of a function of a
+        module. It is sent to each worker once, and the tasks one by one. ``on_result`` is called with every
+        task and result as soon as it is ready.
+        """
+
+        def done(task: Task) -> Result:
+            result = function(task)
+            if on_result is not None:
+                with self._lock:
+                    on_result(task, result)
+            return result
+
+        tasks = list(tasks)
+        if self._pool is None or len(tasks) < 2:
+            return [done(task) for task in tasks]
+        if self._within:
+            return self._with_idle_threads(self._pool, done, tasks)
+        return list(self._pool.map(done, tasks))
+
+    def stream(self, tasks: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+        """Yield the results of tasks in their order, with only a few tasks ahead of the consumer."""
+        if self._pool is None or self._within:
+            yield from (task() for task in tasks)
+            return
+        ahead: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                ahead.append(self._pool.submit(task))
+                if len(ahead) > 2 * self.count:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _with_idle_threads(
+        self, pool: ThreadPoolExecutor, do: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> list[Result]:
+        """Run tasks on this thread, and on threads of the pool that are idle meanwhile."""
+        left, results = deque(enumerate(tasks)), dict[int, Result]()
+
+        def work() -> None:
+            while left:
+                try:
+                    place, task = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                results[place] = do(task)
+
+        helping = [pool.submit(work) for _ in range(min(self.count, len(tasks)) - 1)]
+        try:
+            work()
+        finally:
+            left.clear()
+            begun = [future for future in helping if not future.cancel()]
+            wait(begun)
+        for future in begun:
+            future.result()
+        return [results[place] for place in range(len(tasks))]
+
+    @property
+    def _within(self) -> bool:
+        """Whether the current thread is one of the pool."""
+        return getattr(self._busy, "within", False)
+
+    def _prepare(self) -> None:
+        self._busy.within = True
+        torch.set_num_threads(1)
 
 
 CLEARLY = 0.8
@@ -154,91 +212,7 @@ def _seconds(work: Callable[[], object], threads: int) -> float:
     return min(found[1:])
 
 
-class Threads:
-    """A fixed number of threads. Tasks that a task starts run on its own thread, and on idle ones."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._busy = threading.local()
-        self._pool = ThreadPoolExecutor(count, initializer=self._prepare) if count > 1 else None
-
-    @classmethod
-    @contextmanager
-    def opened(cls, count: int | None = None) -> Iterator[Threads]:
-        """Open threads for the ``with`` block: by default as many as torch would use."""
-        threads = torch.get_num_threads()
-        workers = cls(count or threads)
-        torch.set_num_threads(1)
-        try:
-            yield workers
-        finally:
-            torch.set_num_threads(threads)
-            clear()
-            if workers._pool is not None:
-                workers._pool.shutdown(cancel_futures=True)
-
-    def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        """Return ``do(item)`` for every item, in their order."""
-        items = list(items)
-        if self._pool is None or len(items) < 2:
-            return [do(item) for item in items]
-        if self._within:
-            return self._with_idle_threads(self._pool, do, items)
-        return list(self._pool.map(do, items))
-
-    def stream(self, tasks: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
-        """Yield the results of tasks in their order, with only a few tasks ahead of the consumer."""
-        if self._pool is None or self._within:
-            yield from (task() for task in tasks)
-            return
-        ahead: deque[Future[_Result]] = deque()
-        try:
-            for task in tasks:
-                ahead.append(self._pool.submit(task))
-                if len(ahead) > 2 * self.count:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
-
-    def _with_idle_threads(
-        self, pool: ThreadPoolExecutor, do: Callable[[_Item], _Result], items: list[_Item]
-    ) -> list[_Result]:
-        """Run tasks on this thread, and on threads of the pool that are idle meanwhile."""
-        left, results = deque(enumerate(items)), dict[int, _Result]()
-
-        def work() -> None:
-            while left:
-                try:
-                    place, item = left.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                results[place] = do(item)
-
-        helping = [pool.submit(work) for _ in range(min(self.count, len(items)) - 1)]
-        try:
-            work()
-        finally:
-            left.clear()
-            begun = [future for future in helping if not future.cancel()]
-            wait(begun)
-        for future in begun:
-            future.result()
-        return [results[place] for place in range(len(items))]
-
-    @property
-    def _within(self) -> bool:
-        """Whether the current thread is one of the pool."""
-        return getattr(self._busy, "within", False)
-
-    def _prepare(self) -> None:
-        self._busy.within = True
-        torch.set_num_threads(1)
-
-
-# ── Devices of this machine, and the types to compute in ────────────────────────────────────────────
+# ── devices of this machine, and the types to compute in ──────────────────────────────────────
 
 
 def require_device(device: str) -> str:

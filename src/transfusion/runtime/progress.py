@@ -75,11 +75,8 @@ def followed(verb: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
     @wraps(verb)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         progress = kwargs.get("progress")
-        before = _FOLLOWING.set(progress if isinstance(progress, Progress) else _FOLLOWING.get())
-        try:
+        with following(progress if isinstance(progress, Progress) else None):
             return verb(*args, **kwargs)
-        finally:
-            _FOLLOWING.reset(before)
 
     return run
 

@@ -12,10 +12,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 
 from transfusion import __version__, errors
 from transfusion.errors import ClusterError, TransfusionError
-from transfusion.runtime.engines import Engine, Result, Task, Threads
+from transfusion.runtime.engines import Result, Task, Threads
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.scratch import give_back_at_once
 
@@ -31,18 +31,25 @@ DEATHS = 3
 """How many workers may die at one task before the run ends with an error."""
 PATIENCE = 120.0
 """Seconds to wait for the first worker."""
-Failure = tuple[str, str, str | None]
-"""An error for the user: its class, message and hint."""
+STORE = 2**29
+"""Bytes of the object store of a cluster that is started here."""
+ATTEMPTS = 3
+"""How often a start is tried."""
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
+}
+_CALLS = count()
+"""Numbers the functions that are sent, so that no worker takes one for another of the same content."""
 
 
-class RayEngine(Engine):
-    """Workers of a Ray cluster."""
+class RayEngine:
+    """Workers of a Ray cluster, as many as ``count``, and the threads of this process."""
 
     shares_memory = False
 
     def __init__(self, ray: Any, count: int, workers: Threads) -> None:
         self.ray, self.count, self.workers = ray, count, workers
-        self._numbers = 0
         remote = ray.remote(num_cpus=1, max_retries=DEATHS)
         self._run, self._greet = remote(run_task), remote(greet)
 
@@ -79,20 +86,18 @@ class RayEngine(Engine):
     def map(
         self,
         function: Callable[[Task], Result],
-        tasks: Sequence[Task],
+        tasks: Iterable[Task],
         *,
         on_result: Callable[[Task, Result], None] | None = None,
     ) -> list[Result]:
-        self._numbers += 1
-        packed = self.ray.put(pickle.dumps(function))
+        """Return ``function(task)`` for every task, as `Threads.map` does."""
+        tasks, packed = list(tasks), self.ray.put(pickle.dumps((next(_CALLS), function)))
         waiting, running, results = list(enumerate(tasks))[::-1], dict[Any, int](), dict[int, Any]()
         try:
             while waiting or running:
                 while waiting and len(running) < self.count:
                     place, task = waiting.pop()
-                    running[self._run.remote(f"{id(self)} {self._numbers}", packed, pickle.dumps(task))] = (
-                        place
-                    )
+                    running[self._run.remote(packed, pickle.dumps(task))] = place
                 future = self._next(list(running))
                 place = running.pop(future)
                 results[place] = self._result(future)
@@ -108,13 +113,11 @@ class RayEngine(Engine):
         try:
             return self.ray.wait(futures)[0][0]
         except SystemError as error:  # a signal came while Ray's own code was waiting
-            if error.__cause__ is not None:
-                raise error.__cause__ from None
-            raise
+            raise (error.__cause__ or error) from None
 
     def _result(self, future: Any) -> Any:
         try:
-            host, failure, value = self.ray.get(future)
+            failure, value = self.ray.get(future)
         except self.ray.exceptions.WorkerCrashedError as error:
             raise ClusterError(
                 f"{DEATHS + 1} workers died at one task",
@@ -122,14 +125,11 @@ class RayEngine(Engine):
             ) from error
         if failure is not None:
             kind, message, hint = failure
-            raise getattr(errors, kind)(f"on {host}: {message}", hint=hint)
+            raise getattr(errors, kind)(message, hint=hint)
         return value
 
 
 # ── on a worker ──────────────────────────────────────────────────────────────────────────────
-
-_functions: dict[str, Callable[[Any], Any]] = {}
-"""The last function that this worker was sent, by its name."""
 
 
 def greet() -> tuple[str, str]:
@@ -137,36 +137,27 @@ def greet() -> tuple[str, str]:
     return socket.gethostname(), __version__
 
 
-def run_task(name: str, packed: bytes, task: bytes) -> tuple[str, Failure | None, Any]:
-    """Run one task; return the host, an error for the user, and the result."""
-    host = socket.gethostname()
+def run_task(packed: bytes, task: bytes) -> tuple[tuple[str, str, str | None] | None, Any]:
+    """Run one task; return an error for the user (class, message and hint), and the result."""
     try:
-        return host, None, _function(name, packed)(pickle.loads(task))
+        return None, _unpacked(packed)(pickle.loads(task))
     except TransfusionError as error:
-        return host, (type(error).__name__, error.message, error.hint), None
+        return (type(error).__name__, f"on {socket.gethostname()}: {error.message}", error.hint), None
 
 
-def _function(name: str, packed: bytes) -> Callable[[Any], Any]:
-    if name not in _functions:
-        torch.set_num_threads(1)
-        give_back_at_once()
-        function = pickle.loads(packed)
-        for given in function.args if isinstance(function, partial) else ():
-            if hasattr(given, "require_unchanged"):  # refuse files that this machine does not see
-                given.require_unchanged()
-        _functions.clear()
-        _functions[name] = function
-    return _functions[name]
+@lru_cache(maxsize=1)
+def _unpacked(packed: bytes) -> Callable[[Any], Any]:
+    """Return the function that this worker was sent, after a look at the files that it reads."""
+    torch.set_num_threads(1)
+    give_back_at_once()
+    function: Callable[[Any], Any] = pickle.loads(packed)[1]
+    for given in function.args if isinstance(function, partial) else ():
+        if hasattr(given, "require_unchanged"):  # refuse files that this machine does not see
+            given.require_unchanged()
+    return function
 
 
-STORE = 2**29
-"""Bytes of the object store of a cluster that is started here."""
-ATTEMPTS = 3
-"""How often a start is tried."""
-_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
-}
+# ── joining a cluster ────────────────────────────────────────────────────────────────────────
 
 
 def require_ray() -> Any:
@@ -204,10 +195,14 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
         return
     if address is not None:
         _require_listener(address)
-        _use_token()
+        given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+        if given or (Path.home() / ".ray" / "auth_token").is_file():  # the cluster may ask for it
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = require_ray()
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    handlers = _handlers()
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if address is None:
         start(ray, num_cpus=cores, object_store_memory=STORE, **quiet)
     else:
@@ -216,30 +211,12 @@ def joined_cluster(address: str | None, cores: int | None) -> Iterator[tuple[Any
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _unreachable(address, str(error).splitlines()[0]) from error
     for number, handler in handlers.items():  # Ray has replaced them
-        signal.signal(number, handler)
+        if callable(handler):
+            signal.signal(number, handler)
     try:
         yield ray, _cores(ray)
     finally:
         ray.shutdown()
-
-
-def _handlers() -> dict[signal.Signals, Any]:
-    """Return this program's own handlers of signals to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    return {number: handler for number, handler in found.items() if callable(handler)}
-
-
-def _use_token() -> None:
-    """Turn on token authentication, if this user has a token: the cluster may require it."""
-    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if "RAY_AUTH_MODE" in os.environ or not (given or (Path.home() / ".ray" / "auth_token").is_file()):
-        return
-    os.environ["RAY_AUTH_MODE"] = "token"
-    if "ray" in sys.modules:  # Ray has read its settings already
-        with suppress(ImportError, AttributeError):
-            import_module("ray._raylet").Config.initialize("")
 
 
 def _cores(ray: Any) -> int:
@@ -252,9 +229,9 @@ def _cores(ray: Any) -> int:
 def _require_listener(address: str) -> None:
     """Refuse an address at which nothing listens. Ray itself would try for a minute first."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address in ("auto", "local"):
+        return
     if not host or not port.isdigit():
-        if address in ("auto", "local"):
-            return
         raise _unreachable(address, "a host and a port were expected, such as 10.0.0.1:6379")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()

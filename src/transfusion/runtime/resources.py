@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from transfusion.runtime.engines import Engine
 
 
-_LETTERS = "kmgt"
-_UNITS = {
-    "b": 1,
-    **{f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate(_LETTERS)},
-    **{f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate(_LETTERS)},
-}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b\s*", re.ASCII | re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
@@ -30,9 +25,10 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("2GB"), parse_bytes("1.5 GiB"), parse_bytes("512mb")
     (2000000000, 1610612736, 512000000)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text, re.ASCII)
-    unit = _UNITS.get(found[2].lower()) if found else None
-    count = float(found[1]) * unit if found and unit else 0.0
+    count = 0.0
+    if found := _SIZE.fullmatch(text):
+        power = " kmgt".index(found[2].lower()) if found[2] else 0
+        count = float(found[1]) * (1024 if found[3] else 1000) ** power
     if not isfinite(count) or count < 1:
         raise SettingError(
             f"{text!r} is not a size", hint="give a number and a unit, such as 512MB, 2GB or 1.5GiB"
@@ -63,8 +59,7 @@ def at_least(count: int) -> str:
     return format_bytes(-(-count // digit) * digit)
 
 
-# ── resources of a run ───────────────────────────────────────────────────────────────────────────
-
+# ── resources of a run ───────────────────────────────────────────────────────────────────────
 
 PROGRAM = 320 * 2**20
 """Bytes of the program itself. 271 MB were measured with a tiny model; large matrix products take more."""
@@ -133,28 +128,29 @@ class Resources:
         """Share one Ray cluster among all engines that are opened within the block."""
         from transfusion.runtime.engines import require_engine
 
-        if not isinstance(self.engine, str):
-            yield
-            return
-        require_engine(self.engine, self.address)
-        if self.shared:
-            yield
-        else:
-            from transfusion.runtime.ray_engine import joined_cluster
+        with ExitStack() as stack:
+            if isinstance(self.engine, str):
+                require_engine(self.engine, self.address)
+            if self.engine == "ray":
+                from transfusion.runtime.ray_engine import joined_cluster
 
-            with joined_cluster(self.address, self.jobs):
-                yield
+                stack.enter_context(joined_cluster(self.address, self.jobs))
+            yield
+
+    def require_in_process(self) -> None:
+        """Refuse engines and limits that a run of whole models cannot use."""
+        if self.engine != "local" or self.memory is not None or self.address is not None:
+            raise SettingError(
+                "whole models run in this process: it has no other engine and no limit of memory",
+                hint="leave out `engine`, `address` and `memory`",
+            )
 
     @contextmanager
     def in_process(self) -> Iterator[None]:
         """Compute with ``jobs`` threads of torch within the block, for runs that hold whole models."""
         import torch
 
-        if self.engine != "local" or self.memory is not None or self.address is not None:
-            raise SettingError(
-                "whole models run in this process: it has no other engine and no limit of memory",
-                hint="leave out `engine`, `address` and `memory`",
-            )
+        self.require_in_process()
         before = torch.get_num_threads()
         torch.set_num_threads(self.jobs or before)
         try:
@@ -178,17 +174,16 @@ class Resources:
 
         if self.memory is None:
             return self
-        adjustable, threads = self.engine == "local", self.jobs or torch.get_num_threads()
-        if not isinstance(self.engine, str):
-            threads = self.engine.count
-        needed = fixed + each * (threads if self.shared and not adjustable else 1)
+        given = None if isinstance(self.engine, str) else self.engine
+        threads = given.count if given else self.jobs or torch.get_num_threads()
+        needed = fixed + each * (threads if given and self.shared else 1)
         if self.memory < self.program + needed:
             raise SettingError(
                 f"memory of {format_bytes(self.memory)} is too little: {what} takes {format_bytes(needed)},"
                 f" and the program itself {format_bytes(self.program)}",
                 hint=f"give at least {at_least(self.program + needed)}",
             )
-        if not adjustable:  # a worker of Ray has one thread
+        if given or not self.shared:  # a worker of Ray has one thread
             return self
         return replace(self, jobs=min(threads, (self.memory - self.program - fixed) // max(1, each)))
 

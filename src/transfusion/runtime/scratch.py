@@ -1,27 +1,17 @@
-"""Scratch memory that a thread reuses instead of new pages, and temporary folders for large files."""
+"""Memory: buffers that a thread reuses instead of new pages, and what the C library keeps of freed memory."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class _Scratch(threading.local):
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-
-_scratch = _Scratch()
+_thread = threading.local()
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -30,16 +20,16 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     The tensor is valid until this thread asks for the same name again.
     """
     key, size = (name, like.dtype, like.device), torch.Size(shape).numel()
-    buffer = _scratch.buffers.get(key)
-    if buffer is None or buffer.numel() < size:
-        _scratch.buffers.pop(key, None)
-        buffer = _scratch.buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
-    return buffer[:size].view(*shape)
+    buffers: dict[Any, Tensor] = _thread.__dict__.setdefault("buffers", {})
+    if key not in buffers or buffers[key].numel() < size:
+        buffers.pop(key, None)  # before a larger one is made
+        buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+    return buffers[key][:size].view(*shape)
 
 
 def clear() -> None:
     """Free the scratch memory of this thread."""
-    _scratch.buffers.clear()
+    _thread.__dict__.clear()
 
 
 _TRIM, _THRESHOLD = -1, -3
@@ -63,33 +53,7 @@ def keep_blocks_only() -> None:
 
 
 def _set_malloc(options: dict[int, int]) -> None:
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            for option, value in options.items():
-                mallopt(option, value)
-
-
-IN_MEMORY = Path("/dev/shm")
-"""A file system in memory, on Linux."""
-SPARE = 4
-"""The files may take this part of the free memory at the most: one in so many."""
-
-
-@contextmanager
-def scratch_folder(nbytes: int, *, on_disk: bool) -> Iterator[Path]:
-    """Within the block there is a folder for files of about ``nbytes``.
-
-    ``on_disk`` keeps them out of memory, in the folder that TMPDIR names: where memory is limited, and where
-    workers in other processes or on other machines read them.
-    """
-    place = IN_MEMORY if not on_disk and _fits(nbytes) else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield Path(folder)
-
-
-def _fits(nbytes: int) -> bool:
-    if "TMPDIR" in os.environ or not os.access(IN_MEMORY, os.W_OK):
-        return False
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return SPARE * nbytes < free and nbytes < shutil.disk_usage(IN_MEMORY).free
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for option, value in options.items():
+            mallopt(option, value)

@@ -33,6 +33,8 @@ B = "B: the new release of the base; a folder, a file or a hub id."
 CONFIG = "The config.json of weights that come without one."
 ARCHITECTURE = "A table of your own: a text, or a file of Python."
 """Help of settings that most verbs have."""
+BEFORE_VERBS: list[Callable[[Any], None]] = []
+"""Functions that are called with the settings of every verb before it runs."""
 _KEY = "setting"
 _Parameters = ParamSpec("_Parameters")
 _Settings = TypeVar("_Settings")
@@ -69,7 +71,9 @@ class Setting:
 
 
 def setting(default: Any, help: str, **about: Any) -> Any:
-    """Declare an optional field."""
+    """Declare an optional field; a switch or a number as its default says of which kind it is."""
+    if isinstance(default, bool | int | float):
+        about.setdefault("kind", type(default))
     return field(default=default, metadata={_KEY: Setting(help, **about)})
 
 
@@ -114,6 +118,8 @@ def verb(
         def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
             _refuse_unknown(run.__name__, kwargs, names)
             chosen = settings(*args, **kwargs)
+            for prepare in BEFORE_VERBS:
+                prepare(chosen)
             with following(getattr(chosen, "progress", None)):
                 return run(chosen)
 

@@ -107,16 +107,21 @@ def validate(
     *,
     hint: str,
     error: type[TransfusionError] = CheckpointError,
+    from_text: bool = False,
 ) -> Value:
     """Return the value, or refuse one that does not fit the schema: a model, or any other annotation.
 
     Nothing is converted: a string is not a number. For a pydantic model, an instance of it is returned; else
-    the value itself, with the keys that the schema does not name.
+    the value itself, with the keys that the schema does not name. With ``from_text``, the value is JSON, and
+    what the schema makes of it is returned.
     """
     from pydantic import BaseModel, ValidationError
 
     try:
-        found = _adapter(cast(Any, schema)).validate_python(value, strict=True)
+        adapter = _adapter(cast(Any, schema))
+        if from_text:
+            return cast(Value, adapter.validate_json(value, strict=True))
+        found = adapter.validate_python(value, strict=True)
     except ValidationError as reason:
         first, *others = reason.errors(include_url=False, include_input=False)
         place = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)

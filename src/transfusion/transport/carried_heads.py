@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from transfusion.alignment.alignment import Alignment, NormFold
-from transfusion.alignment.part_pairs import block_behind
+from transfusion.alignment.alignment import Alignment, block_behind
+from transfusion.alignment.maps import NormFold
 from transfusion.architecture.layouts import Layout, Name
 from transfusion.errors import MismatchError
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, moves, place_of, tensor_parts
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.model.vocabulary_map import VOCABULARY
-from transfusion.transport.adapters.classes import class_prefix, named_in, with_prefix
+from transfusion.transport.adapters.classes import in_class, named_in
 from transfusion.transport.task_vector import TaskVector
 
 
@@ -41,7 +41,7 @@ def carried_heads(
             folds[str(pair.source.output)] = norms
     found: dict[str, CarriedHead] = {}
     for role, part in tensor_parts(tuned.architecture).items():
-        if part.tensor not in tuned.architecture.heads or part.tensor in moved:
+        if part.tensor not in tuned.architecture.task_heads or part.tensor in moved:
             continue
         if VOCABULARY in part.layout.names():
             continue
@@ -56,7 +56,7 @@ def _name_on_b(label: str, role: Role, part: TensorPart, tuned: Model, b: Model,
     """Return the name of a head on B: that of the same role, or the same name in the same family."""
     block = block_behind(pi.paths, role.stack, role.block)
     theirs = tensor_parts(b.architecture).get(replace(role, block=block))
-    if theirs is not None and theirs.index is None and theirs.tensor in b.architecture.heads:
+    if theirs is not None and theirs.index is None and theirs.tensor in b.architecture.task_heads:
         return theirs.tensor
     if b.family.name == tuned.family.name:
         return part.tensor
@@ -91,16 +91,10 @@ def names_with_heads(
     if not heads:
         return names
     names = {
-        name: one for name, one in names.items() if name not in known.heads or name in {*changed, *heads}
+        name: one for name, one in names.items() if name not in known.task_heads or name in {*changed, *heads}
     }
     new = [name for name in heads if name not in b.names]
     if not new:
         return names
-    prefixes = b.family.prefixes
-    prefix = class_prefix(named_in(tuned.config) or "", b.config, prefixes)
-    bare = not any(one.names[0].startswith(prefixes) for one in names.values()) if prefixes else False
-    inside = {
-        name: with_prefix(one, prefix, prefixes) if bare or one.names[0].startswith(prefixes) else one
-        for name, one in names.items()
-    }
-    return {**inside, **{name: tuned.names[name] for name in new}}
+    own = in_class(names, named_in(tuned.config) or "", b.config, b.family.prefixes)
+    return {**own, **{name: tuned.names[name] for name in new}}

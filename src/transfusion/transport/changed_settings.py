@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transfusion.architecture.config_schema import settings_of
 from transfusion.errors import MismatchError, listing
 from transfusion.model.model import Model
 from transfusion.model.pair import is_bookkeeping
+from transfusion.model.recognition import settings_of
 from transfusion.running.building import with_defaults
-from transfusion.transport.changes import TaskVectorSource
+
+if TYPE_CHECKING:
+    from transfusion.transport.model_output import Change
 
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 """Rotary positions: releases of transformers divide them differently among these keys."""
@@ -35,7 +37,7 @@ class ChangedSettings:
     """Promised lengths of B that the output keeps, because B differs from A in them itself."""
 
     @classmethod
-    def of(cls, sources: Sequence[TaskVectorSource], base: Model, onto: Model) -> ChangedSettings:
+    def of(cls, sources: Sequence[Change], base: Model, onto: Model) -> ChangedSettings:
         """Compare the configurations of fine-tunes, A and B; refuse changes that B has no place for."""
         own, theirs = base.checkpoint.config, onto.checkpoint.config
         if not own or not theirs:
@@ -92,7 +94,7 @@ class ChangedSettings:
 
 
 def _between(
-    source: TaskVectorSource, own: Mapping[str, Any], theirs: Mapping[str, Any], base: Model, onto: Model
+    source: Change, own: Mapping[str, Any], theirs: Mapping[str, Any], base: Model, onto: Model
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of one fine-tune that are carried, and those of B that are kept."""
     tuned = source.config or own

@@ -1,8 +1,7 @@
-"""Sources of task vectors: one fine-tune of A, in B's basis."""
+"""The change α·π(τ) of a fine-tuned model: changes to B's tensors, and tensors that B does not have."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn, ones_like, where
 
-from transfusion.alignment.alignment import Alignment, NormFold
-from transfusion.alignment.part_pairs import PartPair
+from transfusion.alignment.alignment import Alignment, PartPair
+from transfusion.alignment.maps import NormFold
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.layouts import Item, Layout, size_of
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.staging import TensorShape
+from transfusion.files.publishing import TensorShape
 from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
 from transfusion.model.part_roles import TensorPart, is_place
@@ -31,101 +30,9 @@ if TYPE_CHECKING:
     from transfusion.transport.adapters.adapter import Adapter
 
 
-class TaskVectorSource(ABC):
-    """One fine-tune in B's basis: changes to B's tensors, and tensors that B does not have."""
-
-    alpha: Alpha
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """The reference that the user gave."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """A hash of its headers and of samples of its tensors."""
-
-    @property
-    @abstractmethod
-    def config(self) -> Mapping[str, Any] | None:
-        """The configuration of a model of its class, if known."""
-
-    @property
-    @abstractmethod
-    def checkpoint(self) -> Checkpoint:
-        """Its files."""
-
-    @property
-    def root(self) -> Path:
-        """The folder of its files."""
-        return self.checkpoint.root
-
-    @property
-    @abstractmethod
-    def names(self) -> Mapping[str, TensorPieces]:
-        """The tensors of a model of its class, with their names in files."""
-
-    @property
-    def buffers(self) -> frozenset[str]:
-        """The tensors that are buffers."""
-        return frozenset()
-
-    @property
-    def module(self) -> nn.Module | None:
-        """The module in memory, if the fine-tune was given as one."""
-        return None
-
-    @property
-    @abstractmethod
-    def has_heads(self) -> bool:
-        """Whether it has task heads. If not, B keeps its own."""
-
-    @abstractmethod
-    def owns(self, name: str) -> bool:
-        """Whether it has a tensor of this name to carry over if B has none to add a change to."""
-
-    @abstractmethod
-    def shape(self, name: str) -> TensorShape:
-        """Return the shape of one of its own tensors."""
-
-    @abstractmethod
-    def changes(self, name: str) -> bool:
-        """Whether it has a change to B's tensor of this name."""
-
-    @abstractmethod
-    def by_rows(self, name: str) -> bool:
-        """Whether a change, or one of its own tensors, can be computed in blocks of rows."""
-
-    @abstractmethod
-    def change(self, name: str, rows: slice) -> Tensor:
-        """Return some rows of α·π(τ)."""
-
-    @abstractmethod
-    def own(self, name: str, rows: slice) -> Tensor:
-        """Return some rows of π of one of its own tensors."""
-
-    def added(self, name: str) -> int:
-        """Return the number of rows to append to B's, for new tokens."""
-        return 0
-
-    def dropped_tokens(self) -> int:
-        """Return the number of new tokens that are dropped."""
-        return 0
-
-    @property
-    def left_out(self) -> list[str]:
-        """The tensors of A whose changes have no place in B."""
-        return []
-
-    def auxiliary_files(self) -> list[Path]:
-        """Return its tokenizer and other files."""
-        return []
-
-
 @dataclass
-class DenseSource(TaskVectorSource):
-    """The moved task vector of a dense model, onto a B of the same or of another shape."""
+class DenseChange:
+    """α·π(τ) of a dense model, for a B of the same or of another shape, read some rows at a time."""
 
     vector: TaskVector
     alignment: Alignment
@@ -189,12 +96,14 @@ class DenseSource(TaskVectorSource):
 
     @property
     def has_heads(self) -> bool:
-        return bool(self._heads if self.alignment.other_shape else self.model.architecture.heads)
+        return bool(self._heads if self.alignment.other_shape else self.model.architecture.task_heads)
 
     def owns(self, name: str) -> bool:
+        """Whether it has a tensor of this name to carry over if B has none to add a change to."""
         return name in (self._heads if self.alignment.other_shape else self.model.architecture.tensors)
 
     def shape(self, name: str) -> TensorShape:
+        """Return the shape and type of a tensor that is carried over."""
         head = self._head(name)
         info = self.model.info(head.part.tensor)
         return self.alignment.moved_shape(info.shape, head.part.layout, head.layout), info.dtype
@@ -208,6 +117,7 @@ class DenseSource(TaskVectorSource):
         return CarriedHead(part, part.layout, fold, fold)
 
     def own(self, name: str, rows: slice) -> Tensor:
+        """Return some rows of π(A_ft), of a tensor that is carried over."""
         some = rows if self.by_rows(name) else None
         value = self._carried(self._head(name), some)
         weight = self._heads.get(f"{name.rpartition('.')[0]}.weight") if self.alignment.other_shape else None
@@ -224,7 +134,7 @@ class DenseSource(TaskVectorSource):
     def _lost_shift(self, head: CarriedHead) -> Tensor:
         """Return what a carried weight adds to its outputs because B's norm before it has another shift."""
         weight, layout = self._carried(head), head.part.layout
-        lost = torch.zeros(weight.shape[layout.outputs[0]], dtype=torch.float64)
+        lost = torch.zeros(weight.shape[layout.outputs[0]], dtype=torch.float64)  # (outputs,)
         for model, fold, values, sign in (
             (self.model, head.fold_a, wide(self.model.raw(head.part.tensor)), 1),
             (self.onto, head.fold_b, weight, -1),
@@ -234,7 +144,7 @@ class DenseSource(TaskVectorSource):
             shift = wide(model.raw(name)).double()
             if model is self.onto and self.changes(name):
                 shift = shift + self._whole(name)
-            lost += sign * torch.tensordot(values.double(), shift, dims=([layout.inputs[0]], [0]))
+            lost += sign * torch.tensordot(values.double(), shift, dims=([layout.inputs[0]], [0]))  # ± W·β
         return lost
 
     # ── changes of B's tensors ───────────────────────────────────────────────────────────────
@@ -253,14 +163,17 @@ class DenseSource(TaskVectorSource):
 
     @property
     def left_out(self) -> list[str]:
+        """The tensors of A whose changes have no place in B."""
         if not self.alignment.other_shape:
             return []
         return [name for name in self.vector.base.architecture.tensors if name not in self._sources]
 
     def changes(self, name: str) -> bool:
+        """Whether it has a change to B's tensor of this name."""
         return name in self.pairs
 
     def by_rows(self, name: str) -> bool:
+        """Whether a tensor can be computed in blocks of rows."""
         if self.alignment.other_shape:
             return False
         if name not in self._by_rows:
@@ -270,6 +183,7 @@ class DenseSource(TaskVectorSource):
         return self._by_rows[name]
 
     def change(self, name: str, rows: slice) -> Tensor:
+        """Return some rows of α·π(τ)."""
         alpha = self.alpha.at(name)
         moved = self._moved(self.pairs[name][0], rows) if self.by_rows(name) else self._whole(name)
         return moved if alpha == 1 else alpha * moved
@@ -359,16 +273,21 @@ class DenseSource(TaskVectorSource):
     # ── tokens ───────────────────────────────────────────────────────────────────────────────
 
     def added(self, name: str) -> int:
+        """Return the number of rows to append to B's, for new tokens."""
         keeps = self.vector.new_tokens is NewTokens.KEEP and not self.alignment.other_shape
         return self.vector.added(name) if keeps else 0
 
+    @property
     def dropped_tokens(self) -> int:
+        """The number of new tokens that are dropped."""
         if self.vector.new_tokens is not NewTokens.DROP or self.alignment.other_shape:
             return 0
         covered = [name for name in self.model.architecture.tensors if self.vector.covers(name)]
         return max(map(self.vector.added, covered), default=0)
 
+    @property
     def auxiliary_files(self) -> list[Path]:
+        """Its tokenizer and other files."""
         return self.model.checkpoint.auxiliary_files()
 
 
@@ -430,7 +349,7 @@ def resample(value: Tensor, layout: Layout, b: Architecture, *, grid: bool) -> T
     sizes = [size_of(layout.items[dim], b.sizes) for dim in places]
     if len(places) == 2:  # the pixels of a patch
         return resampled_kernel(value, *sizes)
-    by_place = value.movedim(places[0], 0)
+    by_place = value.movedim(places[0], 0)  # (positions, …)
     table = resampled_positions(by_place.reshape(len(by_place), -1), sizes[0], grid=grid)
     return table.reshape(sizes[0], *by_place.shape[1:]).movedim(0, places[0])
 
@@ -464,11 +383,11 @@ def resampled_positions(table: Tensor, count: int, *, grid: bool) -> Tensor:
         return made
     ours, theirs = isqrt(len(table)), isqrt(count)
     before, room = len(table) - ours**2, count - theirs**2
-    square = table[before:].reshape(1, ours, ours, -1).movedim(-1, 1)
+    square = table[before:].reshape(1, ours, ours, -1).movedim(-1, 1)  # (1, units, rows, columns)
     resized = nn.functional.interpolate(
         square, size=(theirs, theirs), mode="bilinear", align_corners=False, antialias=True
     )
-    rows = resized.movedim(1, -1).reshape(theirs**2, -1)
+    rows = resized.movedim(1, -1).reshape(theirs**2, -1)  # (positions, units)
     others = table.new_zeros(room, table.shape[-1])
     others[: min(before, room)] = table[: min(before, room)]
     return torch.cat([others, rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os.path import exists, expanduser, samefile
 from pathlib import Path
 from typing import TypeAlias
@@ -11,49 +12,49 @@ from transfusion.model.model import Model, Reference
 from transfusion.model.pair import ConfigArgument, open_model
 from transfusion.runtime.progress import SILENT, Progress
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.adapters.lora_file import LoraFile, is_adapter, open_adapter
+from transfusion.transport.adapters.lora_file import LoraFile, OtherParts, is_adapter, open_adapter
 
-Finetune: TypeAlias = Model | Reference
-
+Finetune: TypeAlias = Model | Adapter
 _SWAPPED = "are `base` and `onto` swapped? If its record is wrong, insist with `trust_base`"
 
 
 def open_finetune(
-    finetuned: Finetune,
-    base: Model,
-    onto: Model,
+    reference: Finetune | Reference,
     config: ConfigArgument = None,
-    progress: Progress = SILENT,
-    *,
-    trust_base: bool = False,
-) -> Model | str | Path:
-    """Open a fine-tuned model. An adapter stays a reference; warn if it names another base, refuse B."""
-    if isinstance(finetuned, str | Path) and is_adapter(finetuned):
-        adapter = open_adapter(finetuned)
-        if isinstance(adapter, LoraFile) and (other := adapter.other_base(base)):
+    others: OtherParts | str = OtherParts.REFUSE,
+) -> Finetune:
+    """Open a fine-tune, once for a whole run.
+
+    ``others`` says what becomes of the parts of a LoRA file that change another model than A.
+    """
+    if isinstance(reference, str | Path) and is_adapter(reference):
+        return open_adapter(reference, others)
+    if isinstance(reference, LoraFile):
+        return replace(reference, others=OtherParts(others))
+    return reference if isinstance(reference, Adapter) else open_model(reference, config)
+
+
+def check_named_base(
+    tuned: Finetune, base: Model, onto: Model, progress: Progress = SILENT, *, trust_base: bool = False
+) -> None:
+    """Refuse an adapter that says it was trained on B; warn if it names another model than A."""
+    if not isinstance(tuned, Adapter):
+        return
+    named, on_b = tuned.config.get("base_model_name_or_path"), False
+    if isinstance(tuned, LoraFile):
+        if other := tuned.other_base(base):
             progress.warn(
-                f"{adapter.label} says that it was trained on {other}, and {base.label} is a"
+                f"{tuned.label} says that it was trained on {other}, and {base.label} is a"
                 f" {base.family.name}: if that is another model, give it as `base`"
             )
-        if isinstance(adapter, LoraFile) and not trust_base and adapter.was_trained_on(onto, base):
-            raise MismatchError(
-                f"{adapter.label} says that it was trained on {adapter.trained_on}, and that is the model to"
-                " move it onto",
-                hint=_SWAPPED,
-            )
-        named = adapter.config.get("base_model_name_or_path")
-        if named and not _is_base(str(named), adapter, base):
-            recorded = f"{adapter.label} says that it was trained on {named}"
-            if not trust_base and _is_base(str(named), adapter, onto):
-                raise MismatchError(
-                    f"{recorded}, and that is the model to move it onto",
-                    hint=_SWAPPED,
-                )
-            progress.warn(
-                f"{recorded}, and the base is {base.label}: if that is another model, give it as `base`"
-            )
-        return finetuned
-    return open_model(finetuned, config)
+        if tuned.was_trained_on(onto, base):
+            named, on_b = tuned.trained_on, True
+    if not named or (not on_b and _is_base(str(named), tuned, base)):
+        return
+    recorded = f"{tuned.label} says that it was trained on {named}"
+    if not trust_base and (on_b or _is_base(str(named), tuned, onto)):
+        raise MismatchError(f"{recorded}, and that is the model to move it onto", hint=_SWAPPED)
+    progress.warn(f"{recorded}, and the base is {base.label}: if that is another model, give it as `base`")
 
 
 def _is_base(named: str, adapter: Adapter, base: Model) -> bool:

@@ -87,11 +87,6 @@ class MergeRule:
                 hint='choose `how="sum"`, which adds each change times its weight',
             )
 
-    @property
-    def passes(self) -> int:
-        """The number of times that every fine-tune is read."""
-        return 3 if self.how is MergeMethod.TIES else 1
-
     def as_json(self) -> dict[str, Any]:
         return {
             "how": str(self.how),
@@ -193,7 +188,7 @@ def _sum(changes: list[Tensor]) -> Tensor:
 
 def _elected_mean(changes: list[Tensor]) -> Tensor:
     """Elect the sign of the sum for every entry, and average the non-zero entries with that sign."""
-    sign = _sum(changes).sign()
+    sign = _sum(changes).sign()  # γ of TIES: the elected sign of every entry
     total, count = torch.zeros_like(sign), torch.zeros_like(sign)
     for change in changes:
         agreeing = (change * sign).clamp_(min=0)

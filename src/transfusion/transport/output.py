@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, MismatchError, OutputError, listing
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.held_tensors import HELD, LARGEST
-from transfusion.files.staging import StagingFolder, TensorShape, open_staging
+from transfusion.files.publishing import StagingFolder, open_staging
 from transfusion.files.tensor_files import BLOCK, all_finite, row_blocks
 from transfusion.files.writing import (
     Block,
@@ -34,7 +33,7 @@ from transfusion.files.writing import (
 )
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
-from transfusion.running.building import module_of
+from transfusion.running.building import build, model_of
 from transfusion.runtime.engines import Threads
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.scratch import keep_blocks_only
@@ -42,8 +41,8 @@ from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.record import PI_FILE, RecordedFinetune
 
 if TYPE_CHECKING:
-    from transfusion.transport.adapters.adapter import AdapterFiles
-    from transfusion.transport.adapters.move import MovedAdapter
+    from transfusion.transport.adapters.moved_adapter import MovedAdapter
+    from transfusion.transport.adapters.outputs import AdapterFiles
 
 COPIES, COPIES_OF_EACH = 20, 16
 """The largest number of blocks that a thread holds, for the result and for each change. About half are freed
@@ -133,9 +132,9 @@ class Output:
     """Return everything that decides the values; finished shards of an equal recipe are reused."""
     inputs: Sequence[Checkpoint] = ()
     """What it is computed from."""
-    adapter: AdapterFiles | None = None
+    adapter_files: AdapterFiles | None = None
     """How an adapter is stored; None for a model, which is stored like B."""
-    moved: MovedAdapter | None = None
+    moved_adapter: MovedAdapter | None = None
     """The adapter that it was made of, if it is one moved adapter."""
     copied: Sequence[Path] = ()
     """Files that are copied as they are."""
@@ -149,7 +148,7 @@ class Output:
     """Settings and ties that differ from B's and decide what the output computes."""
     like: nn.Module | None = None
     """A module of the output's class, if the user gave one."""
-    equals: str = ""
+    no_change_error: str = ""
     """The error if no tensor differs from B's: that the fine-tune equals its base."""
     prepare: Callable[[Threads | None], None] = nothing
     """Compute what is needed before the first tensor."""
@@ -206,7 +205,7 @@ class Output:
     def state_dict(self) -> dict[str, Tensor]:
         """Compute the whole output in memory, under the names that its library loads."""
         self.prepare(None)
-        if self.adapter is not None:
+        if self.adapter_files is not None:
             return {key: self.tensor(key) for key in self.tensors}
         state: dict[str, Tensor] = {}
         for name in self.tensors:
@@ -218,19 +217,25 @@ class Output:
 
     def module(self) -> nn.Module:
         """Return the output as a new module of its library, in memory."""
-        if self.adapter is not None:
+        return build(self.model(), None)
+
+    def model(self) -> Model:
+        """Return the output as a model in memory."""
+        if self.adapter_files is not None:
             raise AdapterError(
                 "an adapter is not a module",
                 hint="full=True returns a model; or save the adapter, and load it on B with PEFT",
             )
-        return module_of(self.onto.family, self.config, self.state_dict(), like=self.like, label=self.label)
+        return model_of(self.state_dict(), self.config, like=self.like, label=self.label)
 
     def check(self) -> None:
         """Refuse inputs that changed during the run, and a fine-tune that equals its base."""
         for checkpoint in self.inputs:
             checkpoint.require_unchanged()
-        if self.equals and not self.changed:
-            raise MismatchError(self.equals, hint="check that FINETUNED is the fine-tune, and not its base")
+        if self.no_change_error and not self.changed:
+            raise MismatchError(
+                self.no_change_error, hint="check that FINETUNED is the fine-tune, and not its base"
+            )
 
     # ── in files ─────────────────────────────────────────────────────────────────────────────
 
@@ -267,17 +272,17 @@ class Output:
         resources: Resources = LOCAL,
     ) -> None:
         """Write the output into a staging folder."""
-        if self.adapter is not None:
-            self._write_adapter(self.adapter, staging, on_tensor)
+        if self.adapter_files is not None:
+            self._write_adapter(self.adapter_files, staging, on_tensor)
             return
         files = self._files(staging.path, on_tensor)
         with ExitStack() as stack:
             jobs = self.within_memory(replace(resources, engine="local", address=None)).jobs
             threads = stack.enter_context(Threads.opened(jobs))
-            for checkpoint in self.inputs:
-                stack.enter_context(checkpoint.holding_tensors())
             staging.begin({**self.recipe(), "files": _contents(files)})
-            staging.planned = self._planned()
+            staging.planned = {
+                name: (one.shape, one.dtype) for parts in files.values() for name, one in parts.items()
+            }
             self.prepare(threads)
             keep_blocks_only()
             write_shards(staging, files, changed_tensors=self.changed, workers=threads)
@@ -310,40 +315,29 @@ class Output:
         largest = max(sizes, key=sizes.__getitem__)
         changes = max(1, len(self.inputs) - 2)  # beside A and B
         each = (COPIES + COPIES_OF_EACH * changes) * sizes[largest]
-        fixed = len(self.inputs) * HELD * min(LARGEST, max(one.nbytes for one in self.tensors.values()))
-        return resources.within_memory(each, f"one thread (most of it for {largest})", fixed)
-
-    def _planned(self) -> dict[str, TensorShape]:
-        """Return the shape and dtype of every tensor that the files must hold, by stored name."""
-        planned: dict[str, LazyTensor] = {}
-        names: Counter[str] = Counter()
-        for name in self.tensors:
-            pieces = self._lazy_tensors(name, nothing)
-            names.update(pieces.keys())
-            planned |= pieces
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise OutputError(
-                f"{listing(twice)} would be written more than once",
-                hint="this is a bug; please report it with the names of B's tensors",
-            )
-        stored = self.onto.checkpoint.in_stored_names(planned, LazyTensor.joined)
-        for others in self._companions().values():
-            stored |= others
-        return {name: (lazy_tensor.shape, lazy_tensor.dtype) for name, lazy_tensor in stored.items()}
+        return resources.within_memory(each, f"one thread (most of it for {largest})")
 
     def _files(self, path: Path, on_tensor: Callable[[str], None]) -> Files:
         """Return the weight files of an output at this path: B's, with the tensors of each.
 
-        Tensors that B lacks go into the last file.
+        Tensors that B lacks go into the last file. Refuse a tensor that would be written twice.
         """
         like = self.onto
         shards: dict[Path, dict[str, LazyTensor]] = {file: {} for file in like.checkpoint.files}
+        counts: Counter[str] = Counter()
         for name in self.tensors:
             mine = name in like.names
             file = like.info(name).file if mine else like.checkpoint.files[-1]
-            for piece, lazy_tensor in self._lazy_tensors(name, on_tensor).items():
+            pieces = self._lazy_tensors(name, on_tensor)
+            counts.update(pieces.keys())
+            for piece, lazy_tensor in pieces.items():
                 own = like.checkpoint.tensors.get(piece) if mine else None
                 shards[own.file if own else file][piece] = lazy_tensor
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise OutputError(
+                f"{listing(twice)} would be written more than once",
+                hint="this is a bug; please report it with the names of B's tensors",
+            )
         join, others = like.checkpoint.in_stored_names, self._companions()
         whole = {file: join(tensors, LazyTensor.joined) | others[file] for file, tensors in shards.items()}
         there = {file: tensors for file, tensors in whole.items() if tensors}

@@ -15,7 +15,7 @@ from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.provenance import AdviceInfo, EmptyInfo, VocabularyInfo
 from transfusion.errors import CheckpointError
-from transfusion.files.checkpoint import MEMORY
+from transfusion.files.checkpoint import MEMORY, Checkpoint
 from transfusion.files.tensor_files import header_metadata
 from transfusion.model.model import Model
 from transfusion.runtime.run_record import RUN, RunRecord
@@ -37,17 +37,22 @@ FORMAT = 3
 """The format of the metadata. Formats 1 and 2 had hashes of whole inputs."""
 
 
-class RecordedFinetune(Protocol):
-    """A fine-tune, as far as metadata describes it."""
-
-    alpha: Alpha
+class RecordedInput(Protocol):
+    """An input, as far as metadata describes it."""
 
     @property
     def label(self) -> str: ...
     @property
-    def root(self) -> Path: ...
+    def checkpoint(self) -> Checkpoint: ...
     @property
     def fingerprint(self) -> str: ...
+
+
+class RecordedFinetune(RecordedInput, Protocol):
+    """A fine-tune with its α."""
+
+    @property
+    def alpha(self) -> Alpha: ...
 
 
 @dataclass
@@ -55,13 +60,12 @@ class OutputRecord:
     """How an output was made, as far as its tensors do not show."""
 
     verb: str = "transport"
-    kind: str = "model"
     command: str | None = None
     """As the user typed it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that a rerun needs."""
     output_shift: Mapping[str, Any] | None = None
-    """How much of the change was measured in B's outputs, if it was measured."""
+    """How B's outputs shift, compared with A's, if that was measured."""
     record: RunRecord | None = None
     """The record of the run, started before the work."""
     drift: Mapping[str, Any] | None = None
@@ -82,12 +86,12 @@ class OutputRecord:
             "transfusion": __version__,
             "format": FORMAT,
             "verb": self.verb,
-            "kind": self.kind,
+            "kind": "model",
             "library": onto.family.library,
             "command": self.command,
-            "finetuned": [_input(source.label, source.root, source.fingerprint) for source in sources],
-            "base": _input(base.label, base.checkpoint.root, base.fingerprint),
-            "onto": _input(onto.label, onto.checkpoint.root, onto.fingerprint),
+            "finetuned": list(map(_input, sources)),
+            "base": _input(base),
+            "onto": _input(onto),
             "alignment": {
                 "blake3": alignment.digest,
                 "method": info.method,
@@ -102,10 +106,7 @@ class OutputRecord:
             "settings": dict(self.settings),
             **({"output_shift": dict(self.output_shift)} if self.output_shift else {}),
             **({"drift": dict(self.drift)} if self.drift else {}),
-            "repeatable": not any(
-                root == MEMORY
-                for root in (base.checkpoint.root, onto.checkpoint.root, *(one.root for one in sources))
-            ),
+            "repeatable": all(one.checkpoint.root != MEMORY for one in (base, onto, *sources)),
         }
 
     @property
@@ -122,13 +123,19 @@ class OutputRecord:
         info = {**metadata, RUN: self.record.run()} if self.record else metadata
         return {
             FILE: json.dumps(info, indent=2, ensure_ascii=False) + "\n",
-            "README.md": card(metadata, licences, self.command),
+            "README.md": card(metadata, licences),
         }
 
 
-def _input(name: str, root: Path, fingerprint: str) -> dict[str, Any]:
+def _input(one: RecordedInput) -> dict[str, Any]:
+    root = one.checkpoint.root
     licence = licence_of(root if root.is_dir() else root.parent)
-    return {"name": name, "path": str(root.resolve()), "fingerprint": fingerprint, "licence": licence}
+    return {
+        "name": one.label,
+        "path": str(root.resolve()),
+        "fingerprint": one.fingerprint,
+        "licence": licence,
+    }
 
 
 def kept_pi(metadata: Mapping[str, Any], folder: Path) -> Path | None:

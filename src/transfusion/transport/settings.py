@@ -97,7 +97,7 @@ class MovingSettings(MatchingSettings):
 class TransportSettings(MovingSettings):
     """The settings of `transport`."""
 
-    finetuned: Finetune | None = setting(
+    finetuned: Finetune | Reference | None = setting(
         None, "The fine-tune of A: a model, a PEFT adapter, or a LoRA file.", metavar="FINETUNED"
     )
     _: KW_ONLY
@@ -139,7 +139,7 @@ class TransportSettings(MovingSettings):
 class MergeSettings(MovingSettings):
     """The settings of `merge`."""
 
-    finetuned: Sequence[Finetune] = setting(
+    finetuned: Sequence[Finetune | Reference] = setting(
         (), "The fine-tunes of A: models, PEFT adapters or LoRA files.", metavar="FINETUNED…", many=True
     )
     _: KW_ONLY

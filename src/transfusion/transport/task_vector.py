@@ -186,7 +186,7 @@ def _blocks(model: Model) -> dict[str, object]:
 
 
 def added(values: Tensor, change: Tensor, sign: int = 1) -> Tensor:
-    """Return the values, in a wider dtype, plus or minus a change: added in place if the dtype allows it."""
+    """Return the values, in a wider dtype, plus or minus a change; the values themselves stay."""
     ours = wide(values)
     if ours is values or torch.result_type(ours, change) is not ours.dtype:
         return ours + sign * change

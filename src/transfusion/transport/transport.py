@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,24 +18,22 @@ import torch
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import SettingError, UselessResultError
-from transfusion.files.publishing import require_writable
-from transfusion.files.references import resolve
-from transfusion.files.staging import StagingFolder, open_staging
+from transfusion.files.publishing import StagingFolder, open_staging, require_writable
 from transfusion.matching.advice import Verdict
-from transfusion.matching.settings import MatchingSettings
-from transfusion.model.model import Model, input_files
+from transfusion.matching.settings import AlignSettings, MatchingSettings
+from transfusion.model.model import Model, Reference, input_files
 from transfusion.model.pair import Pair
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import format_bytes
 from transfusion.runtime.run_record import COMMAND, RunRecord
-from transfusion.runtime.settings import recorded, verb
-from transfusion.transport.adapters.lora_file import OtherParts, is_lora_file
-from transfusion.transport.alpha import AUTO, Alpha, AlphaArgument
-from transfusion.transport.finetunes import Finetune, open_finetune
+from transfusion.runtime.settings import verb
+from transfusion.transport.adapters.adapter import Adapter
+from transfusion.transport.adapters.lora_file import LoraFile, OtherParts
+from transfusion.transport.alpha import AUTO, Alpha
+from transfusion.transport.finetunes import Finetune, check_named_base, open_finetune
 from transfusion.transport.merge_rules import MergeRule
-from transfusion.transport.merging import checked_merge
 from transfusion.transport.output import Output
-from transfusion.transport.plan import TransportPlan
+from transfusion.transport.plan import TransportPlan, require_lora
 from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement.refine import refine
 from transfusion.transport.refinement.settings import RefinementSettings, refinement_settings
@@ -45,8 +43,6 @@ __all__ = ["merge", "transport"]
 
 SettingsT = TypeVar("SettingsT", bound=MatchingSettings)
 _PATHS = ("via", "config", "architecture", "calibrate")
-_BESIDE_RECORD = {"finetuned", "base", "onto", "via", "architecture"}
-"""Settings that may be given beside a record: where the inputs are now."""
 
 
 @verb(TransportSettings)
@@ -76,111 +72,11 @@ def transport(settings: TransportSettings) -> Output:
     """
     if settings.repeat is not None:
         return _repeated(settings, () if settings.finetuned is None else (settings.finetuned,))
-    record, resources, progress = RunRecord("transport"), settings.resources, settings.progress
-    refinement = refinement_settings(
-        settings.refine,
-        steps=settings.refine_steps,
-        rank=settings.refine_rank,
-        keep=settings.refine_keep,
-        calibrate=settings.calibrate,
-        seed=settings.seed,
-    )
-    alpha = settings.alpha
-    if refinement is not None:
-        _require_refinable(settings)
-        if resources.device != "cpu":
-            progress.note(f"note: the refinement runs on the CPU, and not on {resources.device}")
-        alpha = 1.0 if alpha is None else alpha  # the refinement chooses its start by what it measures
-    measured = alpha == AUTO or settings.keep_support is not None or refinement is not None
-    settings = calibrated(settings, settings.via, measured=measured)
-    pair, (tuned,) = _opened(settings, [settings.finetuned])
-    about = OutputRecord(
-        "transport",
-        command=record.command,
-        settings=_kept(settings, refinement=refinement and asdict(refinement)),
-        record=record,
-    )
-    if settings.via is None or settings.dry_run:  # refuse from headers, before the search
-        plan = _with(TransportPlan.planned(pair.a, pair.b, _loaded(settings.via), assumed=True), settings)
-        early = _moved(plan, tuned, settings, about, alpha)
-        early.within_memory(resources)
-        if settings.dry_run:
-            return early
-    with resources.connected(), _staging(settings) as staging:
-        pi = _loaded(settings.via) or _found(settings, pair, staging, insists=refinement is not None)
-        plan = _with(TransportPlan.between(pair, pi), settings)
-        if refinement is None:
-            _warn_of_doubt(pi, progress)
-            output = _moved(plan, tuned, settings, about, alpha)
-        else:
-            with resources.in_process():
-                output = _refined(plan, tuned, settings, about, alpha, refinement, staging)
-        if staging is not None:
-            _write(output, staging, settings)
-    return output
-
-
-def _moved(
-    plan: TransportPlan,
-    tuned: Model | str | Path,
-    settings: TransportSettings,
-    about: OutputRecord,
-    alpha: AlphaArgument | None,
-    *,
-    full: bool | None = None,
-) -> Output:
-    """Return B + α·π(τ) for the π of a plan."""
-    return plan.transport(
-        tuned,
-        alpha=alpha,
-        dtype=settings.dtype,
-        full=settings.full if full is None else full,
-        trust_base=settings.trust_base or settings.dry_run,
-        new_tokens=settings.new_tokens,
-        keep_support=settings.keep_support,
-        calibrate=settings.calibrate,
-        output_record=about,
-        force_unrelated=settings.force_unrelated,
-    )
-
-
-def _refined(
-    plan: TransportPlan,
-    tuned: Model | str | Path,
-    settings: TransportSettings,
-    about: OutputRecord,
-    alpha: AlphaArgument | None,
-    refinement: RefinementSettings,
-    staging: StagingFolder | None,
-) -> Output:
-    """Return B + α·π(τ) after its refinement."""
-    full, targets = settings.full, None
-    if plan.alignment.other_shape and isinstance(tuned, str | Path) and not full:
-        if refinement.rank is not None:
-            raise SettingError(
-                "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
-            )
-        _, rank, targets, _ = plan.lora(tuned, Alpha(), trust_base=True)
-        refinement, full = replace(refinement, rank=rank), True
-    output = _moved(plan, tuned, settings, about, alpha, full=full)
-    unmoved = whole = None
-    if output.moved is None or output.moved.adapter.kind.scalable:
-        unbound = replace(settings, keep_support=None)
-        unmoved = _moved(plan, tuned, unbound, about, 0.0, full=full)
-    if output.moved is not None and output.moved.carried:
-        whole = plan.transport(tuned, alpha=0.0, full=True, trust_base=True, dtype=torch.float32)
-    return refine(
-        output,
-        plan.teacher(tuned),
-        plan.b,
-        refinement,
-        unmoved=unmoved,
-        whole=whole,
-        targets=targets,
-        checkpoint=staging.keep("refinement.safetensors") if staging else None,
-        jobs=settings.resources.jobs,
-        progress=settings.progress,
-    )
+    refinement = refinement_settings(settings)
+    measured = settings.alpha == AUTO or settings.keep_support is not None or refinement is not None
+    settings = with_calibration(settings, settings.via, measured=measured)
+    run = _Run("transport", settings, refinement=refinement, keep_support=settings.keep_support)
+    return run.output([settings.finetuned])
 
 
 @verb(MergeSettings)
@@ -199,40 +95,152 @@ def merge(settings: MergeSettings) -> Output:
         raise SettingError("one fine-tune was given, and not a list", hint="give a list, or use transport")
     if settings.repeat is not None:
         return _repeated(settings, settings.finetuned)
-    record = RunRecord("merge")
-    settings = calibrated(settings, settings.via, measured=settings.alpha == AUTO)
-    pair, tuned = _opened(settings, settings.finetuned)
-    about = OutputRecord(
-        "merge",
-        command=record.command,
-        settings=_kept(settings, head=settings.head, rank=settings.rank),
-        record=record,
-    )
+    settings = with_calibration(settings, settings.via, measured=settings.alpha == AUTO)
     rule = MergeRule.asked(settings.how, settings.weights, settings.density, settings.seed)
-    if settings.via is None or settings.dry_run:  # refuse from headers, before the search
-        plan = _with(TransportPlan.planned(pair.a, pair.b, _loaded(settings.via), assumed=True), settings)
-        early = checked_merge(plan, tuned, replace(rule), settings, about)
-        early.within_memory(settings.resources)
-        if settings.dry_run:
-            return early
-    with settings.resources.connected(), _staging(settings) as staging:
-        pi = _loaded(settings.via) or _found(settings, pair, staging)
-        _warn_of_doubt(pi, settings.progress)
-        output = checked_merge(_with(TransportPlan.between(pair, pi), settings), tuned, rule, settings, about)
-        if staging is not None:
-            _write(output, staging, settings)
-    return output
+    return _Run("merge", settings, rule, settings.head, settings.rank).output(settings.finetuned)
+
+
+@dataclass
+class _Run:
+    """One run of `transport`, or of `merge` with its rule, from the opened inputs to the written output."""
+
+    verb: str
+    settings: MovingSettings
+    rule: MergeRule | None = None
+    head: int | None = None
+    rank: int | None = None
+    refinement: RefinementSettings | None = None
+    keep_support: float | None = None
+    record: OutputRecord = field(init=False)
+
+    def __post_init__(self) -> None:
+        about, kept = RunRecord(self.verb), _recorded_settings(self.settings)
+        of_verb: dict[str, Any] = {"head": self.head, "rank": self.rank, "keep_support": self.keep_support}
+        if self.refinement is not None:
+            of_verb["refinement"] = asdict(self.refinement)
+        kept |= {name: value for name, value in of_verb.items() if value is not None}
+        self.record = OutputRecord(self.verb, command=about.command, settings=kept, record=about)
+
+    def output(self, finetuned: Sequence[Finetune | Reference | None]) -> Output:
+        """Open, align, move, refine and write."""
+        settings = self.settings
+        given = Alignment.load(settings.via) if isinstance(settings.via, str | Path) else settings.via
+        pair, tuned = _open_inputs(settings, finetuned, given)
+        if self.refinement is not None:
+            _require_refinable(settings, tuned)
+            if (device := settings.resources.device) != "cpu":
+                settings.progress.note(f"note: the refinement runs on the CPU, and not on {device}")
+        if settings.via is None or settings.dry_run:  # refuse from headers, before the search
+            plan = TransportPlan.planned(pair.a, pair.b, given, assumed=True)
+            early = self.moved(plan, tuned)
+            early.within_memory(settings.resources)
+            if settings.dry_run:
+                return early
+        with settings.resources.connected(), _staging(settings) as staging:
+            insists = self.refinement is not None
+            pi = given or _find_pi(settings, pair, tuned, staging, insists=insists)
+            plan = replace(TransportPlan.between(pair, pi), resources=settings.resources)
+            if self.refinement is None:
+                _warn_of_doubt(pi, settings.progress)
+                output = self.moved(plan, tuned)
+            else:
+                with settings.resources.in_process():
+                    output = self.refined(plan, tuned[0], self.refinement, staging)
+            if staging is not None:
+                _write(output, staging, settings)
+        return output
+
+    def moved(self, plan: TransportPlan, tuned: Sequence[Finetune], *, full: bool | None = None) -> Output:
+        """Choose α, and return B + α·π(τ)."""
+        settings, asked = self.settings, self.settings.alpha
+        if self.refinement is not None and asked is None:
+            asked = 1.0  # the refinement chooses its start by what it measures
+        alpha, record = plan.choose_alpha(
+            asked,
+            tuned,
+            self.record,
+            self.rule,
+            head=self.head,
+            new_tokens=settings.new_tokens,
+            calibrate=settings.calibrate,
+            keep_support=self.keep_support,
+            force_unrelated=settings.force_unrelated,
+        )
+        by_weights = asked == AUTO and "not_tried" in (record.output_shift or {})
+        return self.moved_by(plan, tuned, alpha, record, full=full, by_weights=by_weights)
+
+    def moved_by(
+        self,
+        plan: TransportPlan,
+        tuned: Sequence[Finetune],
+        alpha: Alpha,
+        record: OutputRecord,
+        *,
+        full: bool | None = None,
+        by_weights: bool = False,
+    ) -> Output:
+        """Return B + α·π(τ) for a given α."""
+        settings = self.settings
+        return plan.move(
+            tuned,
+            alpha,
+            self.rule,
+            full=settings.full if full is None else full,
+            head=self.head,
+            rank=self.rank,
+            dtype=settings.dtype,
+            trust_base=settings.trust_base or settings.dry_run,
+            new_tokens=settings.new_tokens,
+            record=record,
+            by_weights=by_weights,
+        )
+
+    def refined(
+        self,
+        plan: TransportPlan,
+        tuned: Finetune,
+        refinement: RefinementSettings,
+        staging: StagingFolder | None,
+    ) -> Output:
+        """Return B + α·π(τ) after its refinement."""
+        full, targets = self.settings.full, None
+        if plan.alignment.other_shape and isinstance(tuned, Adapter) and not full:
+            if refinement.rank is not None:
+                raise SettingError(
+                    "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
+                )
+            _, rank, targets, _ = plan.lora(tuned, Alpha(), trust_base=True)
+            refinement, full = replace(refinement, rank=rank), True
+        output = self.moved(plan, (tuned,), full=full)
+        unmoved = whole = None
+        if output.moved_adapter is None or output.moved_adapter.adapter.kind.scalable:
+            unmoved = self.moved_by(plan, (tuned,), Alpha(0.0), self.record, full=full)
+        if output.moved_adapter is not None and output.moved_adapter.carried:
+            whole = plan.move((tuned,), Alpha(0.0), full=True, trust_base=True, dtype=torch.float32)
+        return refine(
+            output,
+            plan.teacher(tuned),
+            plan.b,
+            refinement,
+            unmoved=unmoved,
+            whole=whole,
+            targets=targets,
+            checkpoint=staging.keep("refinement.safetensors") if staging else None,
+            jobs=self.settings.resources.jobs,
+            progress=self.settings.progress,
+        )
 
 
 # ── opening and checking ─────────────────────────────────────────────────────────────────────
 
 
-def _opened(
-    settings: MovingSettings, finetuned: Sequence[Finetune | None]
-) -> tuple[Pair, list[Model | str | Path]]:
+def _open_inputs(
+    settings: MovingSettings, finetuned: Sequence[Finetune | Reference | None], pi: Alignment | None
+) -> tuple[Pair, list[Finetune]]:
     """Open the bases and the fine-tunes; refuse an output that cannot be written or that holds an input."""
-    given = {"finetuned": finetuned and all(one is not None for one in finetuned), "base": settings.base}
-    if missing := [f"`{name}`" for name, one in {**given, "onto": settings.onto}.items() if not one]:
+    references = [one for one in finetuned if one is not None]
+    given = {"finetuned": references, "base": settings.base, "onto": settings.onto}
+    if missing := [f"`{name}`" for name, one in given.items() if not one]:
         raise SettingError(
             f"{', '.join(missing)} is missing", hint="give a folder, a file or a hub id; or `repeat` a run"
         )
@@ -241,35 +249,31 @@ def _opened(
     _require_parts(settings)
     if settings.via is not None:
         refuse_beside_via(settings.aligning)
-    pi = _loaded(settings.via)
-    shapes = pi.other_shape if pi is not None else settings.chosen.functional is not None
     pair = Pair.open(
         settings.base,
         settings.onto,
         settings.config,
         settings.progress,
         settings.vocabulary_share,
-        other_shapes=shapes,
+        other_shapes=pi.other_shape if pi is not None else settings.chosen.functional is not None,
     )
-    tuned = [
-        open_finetune(one, pair.a, pair.b, settings.config, settings.progress, trust_base=settings.trust_base)
-        for one in finetuned
-        if one is not None
-    ]
+    tuned = [open_finetune(one, settings.config, settings.other_parts) for one in references]
+    adapters = [one for one in tuned if isinstance(one, Adapter)]
+    if settings.full and not adapters:
+        what = "fine-tune is a whole model" if len(tuned) == 1 else "fine-tunes are whole models"
+        raise SettingError(f"`full`: the {what} already", hint="leave it out")
+    for adapter in adapters:
+        check_named_base(adapter, pair.a, pair.b, settings.progress, trust_base=settings.trust_base)
+        if pair.difference is not None and not settings.full:
+            require_lora(adapter)
     if settings.output is not None:
         output = Path(settings.output)
-        adapters = [one if isinstance(one, Model) else resolve(one) for one in tuned]
-        inputs = input_files(*adapters, pair.a, pair.b, settings.via)
+        roots = [one.checkpoint.root for one in adapters]
+        inputs = input_files(
+            *(one for one in tuned if isinstance(one, Model)), *roots, pair.a, pair.b, settings.via
+        )
         require_writable(output, force=settings.force, inputs=inputs, folder=output.suffix != ".safetensors")
     return pair, tuned
-
-
-def _loaded(via: Alignment | str | Path | None) -> Alignment | None:
-    return Alignment.load(via) if isinstance(via, str | Path) else via
-
-
-def _with(plan: TransportPlan, settings: MovingSettings) -> TransportPlan:
-    return replace(plan, resources=settings.resources, other_parts=OtherParts(settings.other_parts))
 
 
 def _require_parts(settings: MovingSettings) -> None:
@@ -286,34 +290,32 @@ def _require_parts(settings: MovingSettings) -> None:
         )
 
 
-def _is_refinable(settings: MovingSettings) -> bool:
+def _is_refinable(settings: MovingSettings, tuned: Sequence[Finetune]) -> bool:
     try:
-        _require_refinable(settings)
+        _require_refinable(settings, tuned)
     except SettingError:
         return False
     return True
 
 
-def _require_refinable(settings: MovingSettings) -> None:
+def _require_refinable(settings: MovingSettings, tuned: Sequence[Finetune]) -> None:
     """Refuse a fine-tune that cannot be refined, and resources that a refinement cannot use."""
     memory = settings.resources.memory
     if not isinstance(settings, TransportSettings):
         raise SettingError("`refine`: a merge cannot be refined", hint="leave it out")
-    if isinstance(settings.finetuned, str | Path) and is_lora_file(settings.finetuned):
+    if isinstance(tuned[0], LoraFile):
         raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
     if memory is not None:
         raise SettingError(
             f"memory of {format_bytes(memory)}: a refinement holds whole models", hint="leave out `memory`"
         )
-    with settings.resources.in_process():
-        pass
+    settings.resources.require_in_process()
 
 
-def _kept(settings: MovingSettings, **others: Any) -> dict[str, Any]:
+def _recorded_settings(settings: MovingSettings) -> dict[str, Any]:
     """Return the settings that a rerun needs, with absolute paths, so that it can start from elsewhere."""
     names = ("via", "new_tokens", "other_parts", "full", "config", "architecture", "calibrate")
     given = {name: getattr(settings, name) for name in (*names, "vocabulary_share")}
-    given |= {"keep_support": getattr(settings, "keep_support", None), **others}
     if given["other_parts"] == OtherParts.REFUSE:
         del given["other_parts"]
     return {
@@ -325,17 +327,10 @@ def _kept(settings: MovingSettings, **others: Any) -> dict[str, Any]:
 
 
 def _repeated(settings: MovingSettings, finetuned: Sequence[Any]) -> Output:
-    """Run again what a record says; refuse settings that the record decides."""
-    from transfusion.transport.rerun import rerun
+    from transfusion.transport.rerun import repeat
 
-    decided = [name for name in recorded(settings) if name not in _BESIDE_RECORD]
-    if decided:
-        names = ", ".join(f"`{name}`" for name in decided)
-        raise SettingError(f"`repeat` decides {names}", hint="leave it out")
     assert settings.repeat is not None
-    places: dict[str, Any] = {name: getattr(settings, name) for name in ("base", "onto", "via", "output")}
-    how = {name: getattr(settings, name) for name in ("force", "dry_run", "resources", "progress")}
-    return rerun(settings.repeat, finetuned=finetuned, **places, **how)
+    return repeat(settings.repeat, settings, finetuned)
 
 
 # ── finding π ────────────────────────────────────────────────────────────────────────────────
@@ -351,7 +346,7 @@ def refuse_beside_via(aligning: Mapping[str, Any]) -> None:
         )
 
 
-def calibrated(settings: SettingsT, via: object, *, measured: bool = False) -> SettingsT:
+def with_calibration(settings: SettingsT, via: object, *, measured: bool = False) -> SettingsT:
     """Return the settings with the user's own inputs for a method that runs models.
 
     Refuse inputs that nothing would use: neither the method, nor what is ``measured``.
@@ -371,30 +366,37 @@ def calibrated(settings: SettingsT, via: object, *, measured: bool = False) -> S
     return replace(settings, method=method.changed(calibrate=str(Path(settings.calibrate).resolve())))
 
 
-def _found(
-    settings: MovingSettings, pair: Pair, staging: StagingFolder | None, *, insists: bool = False
+def _find_pi(
+    settings: MovingSettings,
+    pair: Pair,
+    tuned: Sequence[Finetune],
+    staging: StagingFolder | None,
+    *,
+    insists: bool,
 ) -> Alignment:
     """Align A and B; keep π in the staging folder until the output is complete."""
-    from transfusion.matching.align import align
+    from transfusion.matching.align import align_pair
 
     place = staging.keep(f"{_key(settings, pair)}.safetensors") if staging else None
     if place is not None and place.exists():
         settings.progress.note("note: going on with the π that an interrupted run had found")
         return Alignment.load(place)
     insists = insists or settings.force_unrelated
-    found = align(
-        pair.a,
-        pair.b,
-        **settings.aligning,
-        seed=settings.seed,
-        force_unrelated=insists,
-        vocabulary_share=0.0,  # compared when both were opened
-        resources=settings.resources,
-        progress=settings.progress,
+    found = align_pair(
+        pair,
+        AlignSettings(
+            pair.a,
+            pair.b,
+            **settings.aligning,
+            seed=settings.seed,
+            force_unrelated=insists,
+            resources=settings.resources,
+            progress=settings.progress,
+        ),
     )
     decided = settings.method is not None and not settings.chosen.follows_advice  # by the user
     if not decided and not insists:
-        _require_alignable(settings, pair.a, pair.b, found.provenance.advice)
+        _require_alignable(settings, pair, tuned, found.provenance.advice)
     if place is not None:
         found.save(place, force=True)
     return found
@@ -408,14 +410,17 @@ def _key(settings: MatchingSettings, pair: Pair) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _require_alignable(settings: MovingSettings, a: Model, b: Model, advice: Mapping[str, Any]) -> None:
+def _require_alignable(
+    settings: MovingSettings, pair: Pair, tuned: Sequence[Finetune], advice: Mapping[str, Any]
+) -> None:
     """Refuse models that the default method cannot align, or all that were tried; name the command that
     brings more.
     """
     if advice.get("verdict") != Verdict.DOUBT:
         return
+    a, b = pair.a, pair.b
     better = [] if settings.chosen.follows_advice or a.architecture.unrotated else ['`method="auto"`']
-    better += ["`refine=True`"] if _is_refinable(settings) else []
+    better += ["`refine=True`"] if _is_refinable(settings, tuned) else []
     command = COMMAND.get()
     if not better:
         instead = "or fine-tune B itself"

@@ -9,7 +9,7 @@ be added to them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from transfusion.architecture.naming import Naming, without_part
 from transfusion.architecture.table import Family, Symmetry
 from transfusion.errors import ArchitectureError
 from transfusion.families import register_file
-from transfusion.matching.solvers.rotary_pairs import random_pair_rotations
-from transfusion.report.result_files import ResultFiles
+from transfusion.matching.procrustes import random_pair_rotations
+from transfusion.report.result_files import Result, ResultFiles
 from transfusion.running.live_model import LiveModel, largest_difference, vector_effects
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.run_record import RunRecord
@@ -57,12 +57,10 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Result):
     """All tests on one model."""
 
     checks: tuple[Check, ...]
-    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The result as it is written to files, with the record of its run."""
 
     def metadata(self) -> dict[str, Any]:
         """Return all checks as plain data."""
@@ -86,9 +84,8 @@ class Certificate:
 def certify(live: LiveModel, *, seed: int = 5) -> Certificate:
     """Test every claim of a table on a live model. If a test fails, test each free axis alone.
 
-    Args:
-        live: A model in float64 with its table, under the default policy (no axes tied).
-        seed: The seed of the random permutations and rotations.
+    ``live`` is a model in float64 with its table, under the default policy (no axes tied), and ``seed`` that
+    of the random permutations and rotations.
 
     >>> from transfusion.running.live_model import LiveModel
     >>> certify(LiveModel.of(transfusion.Model.open("models/a"))).passed
@@ -110,13 +107,12 @@ def _checks(live: LiveModel, seed: int) -> Iterator[Check]:
     if any(cut.source != cut.target for cut in untied.architecture.shortcuts):
         plain = _difference(untied, seed, shortcuts=False)
         yield Check("the same with plain shortcuts", plain, True)
-    named = {s.axis for s in live.architecture.spaces.values() if s.group is Symmetry.FIXED and s.size > 1}
-    for axis in sorted(named):
-        alone = replace(live, architecture=_only(live.architecture, axis))
-        yield Check(f"the fixed axis {axis}", _difference(alone, seed), True)
+    spaces = live.architecture.spaces.values()
+    for axis in sorted({one.axis for one in spaces if one.group is Symmetry.FIXED and one.size > 1}):
+        yield Check(f"the fixed axis {axis}", _difference(_only(live, axis), seed), True)
     for axis in sorted({space.axis for space in live.architecture.rotary_spaces()}):
-        alone = replace(live, architecture=_only(live.architecture, axis))
-        yield Check(f"the axis {axis}, permuted instead of rotated", _difference(alone, seed), True)
+        permuted = _difference(_only(live, axis), seed)
+        yield Check(f"the axis {axis}, permuted instead of rotated", permuted, True)
     yield from _scales(live)
 
 
@@ -143,32 +139,27 @@ def free_axes(live: LiveModel, *, seed: int = 5) -> Iterator[Check]:
     """Yield a test of each free axis alone, with a tied stream, to find the axis that breaks the outputs."""
     tied = _under(live, Policy(Residual.TIED))
     for axis in sorted({space.axis for space in tied.architecture.free()}):
-        alone = replace(tied, architecture=_only(tied.architecture, axis, Symmetry.PERMUTATION))
+        alone = _only(tied, axis, Symmetry.PERMUTATION)
         yield Check(f"the free axis {axis}", _difference(alone, seed), False)
-    for space in {space.axis: space for space in tied.architecture.rotary_spaces()}.values():
-        alone = replace(tied, architecture=_only(tied.architecture, space.axis, space.group))
-        yield Check(f"the axis {space.axis}, rotated in pairs", _difference(alone, seed), False)
+    for axis, group in {space.axis: space.group for space in tied.architecture.rotary_spaces()}.items():
+        alone = _only(tied, axis, group)
+        yield Check(f"the axis {axis}, rotated in pairs", _difference(alone, seed), False)
 
 
 def _under(live: LiveModel, policy: Policy) -> LiveModel:
     return replace(live, architecture=live.architecture.under(policy))
 
 
-def _only(architecture: Architecture, axis: str, group: Symmetry | None = None) -> Architecture:
-    """Return the architecture with all fixed but one axis: permuted, or moved where it is of that group.
+def _only(live: LiveModel, axis: str, group: Symmetry | None = None) -> LiveModel:
+    """Return the model with all fixed but one axis: permuted, or moved where it is of that group.
 
     An axis of one name may be free in one stack and not in another.
     """
-    spaces = {
-        id: replace(
-            space,
-            group=(group or Symmetry.PERMUTATION)
-            if space.axis == axis and group in (None, space.group)
-            else Symmetry.FIXED,
-        )
-        for id, space in architecture.spaces.items()
-    }
-    return replace(architecture, spaces=spaces)
+    spaces = {}
+    for id, space in live.architecture.spaces.items():
+        moves = space.axis == axis and group in (None, space.group)
+        spaces[id] = replace(space, group=(group or Symmetry.PERMUTATION) if moves else Symmetry.FIXED)
+    return replace(live, architecture=replace(live.architecture, spaces=spaces))
 
 
 def certify_file(
@@ -181,12 +172,8 @@ def certify_file(
 ) -> Certificate:
     """Certify the first family of a file on a small model.
 
-    Args:
-        file: The file with ``FAMILIES``.
-        class_name: ``module:Class``; or ``Class``, looked for in the file, then in transformers.
-        config: A JSON file with the settings of the small model; by default the file's ``EXAMPLE``.
-        output: A file to write the result to, as JSON.
-        force: Replace an existing file.
+    ``class_name`` is ``module:Class``; or ``Class``, looked for in the file, then in transformers. ``config``
+    is a JSON file with the settings of the small model; by default they are the file's ``EXAMPLE``.
     """
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(file, config))
     tables = register_file(file)

@@ -7,7 +7,7 @@ B's activations from A's, on probes that it was not found on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,17 @@ import torch
 from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
-from transfusion.matching.activations.prediction_quality import (
-    PredictionQuality,
-    mean_quality,
-    prediction_qualities,
-)
-from transfusion.matching.activations.probed_pair import run_on_probes, running_within_memory
+from transfusion.matching.activations import run_both, run_on_probes, running_within_memory
+from transfusion.matching.functional import PredictionQuality, mean_quality, prediction_qualities
 from transfusion.matching.methods import FunctionalOptions
-from transfusion.matching.other_shapes import ShapeMatching, run_both
+from transfusion.matching.other_shapes import shape_qualities
 from transfusion.model.model import Model, Reference
 from transfusion.model.pair import ConfigArgument, Pair, open_model
-from transfusion.report.result_files import ResultFiles
+from transfusion.report.result_files import Result, ResultFiles, fields_of
 from transfusion.running.activations import record_outputs
 from transfusion.running.building import skeleton
-from transfusion.running.live_model import HowToRun, LiveModel, largest_difference
-from transfusion.running.streaming import unit_sizes
+from transfusion.running.live_model import LiveModel, largest_difference
+from transfusion.running.streaming import RunConfig, streamed_bytes
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.resources import LIBRARY, LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
@@ -43,7 +39,7 @@ BEYOND_CHANCE = 0.01
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Result):
     """The result of comparing A with π(A)."""
 
     difference: float
@@ -57,8 +53,6 @@ class Verification:
     """The first module whose output differs, if any."""
     reason: str
     """The likely reason for a difference."""
-    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The result as it is written to files, with the record of its run."""
 
     @property
     def equal(self) -> bool:
@@ -66,8 +60,7 @@ class Verification:
 
     def metadata(self) -> dict[str, Any]:
         """Return plain data, for a result file."""
-        info = {name: value for name, value in asdict(self).items() if name != "record"}
-        return {**info, "reason": None if self.equal else self.reason, "equal": self.equal}
+        return {**fields_of(self), "reason": None if self.equal else self.reason, "equal": self.equal}
 
     def require(self) -> None:
         """Refuse two models that differ."""
@@ -95,15 +88,8 @@ def verify(
 ) -> Verification:
     """Test whether π(A) computes the same as A, and find the first module that differs.
 
-    Args:
-        a: The model A: a path, a hub id, a module, or an open `Model`.
-        via: π, or its file.
-        tolerance: The largest difference of outputs that counts as equal.
-        config: The configuration, for weights without a config.json.
-        output: A file to write the result to, as JSON.
-        force: Replace an existing file.
-        resources: With a limit of memory, the model is run unit by unit.
-        progress: Follows the run.
+    ``via`` is π or its file, ``config`` the configuration of weights without one, and ``output`` a file of
+    JSON for the result. With a limit of memory in ``resources``, the model is run layer by layer.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
@@ -115,17 +101,16 @@ def verify(
         )
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, via))
     alignment = require_one_shape(via)
-    metadata = alignment.provenance
-    model = open_model(a, config).under(metadata.policy)
+    model = open_model(a, config).under(alignment.provenance.policy)
     alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
-    if resources.memory is not None:
-        resources.within_memory(_bytes_by_unit(model), "a layer of the model in float64, moved by π,")
+    by_layer = resources.memory is not None
+    if by_layer:
+        resources.within_memory(_bytes_by_layer(model), "a layer of the model in float64, moved by π,")
         give_back_at_once()
     with phase("running A and π(A)"):
-        live = LiveModel.of(model, by_unit=resources.memory is not None)
-        found = compare(live, alignment, tolerance)
+        found = compare(LiveModel.of(model, by_layer=by_layer), alignment, tolerance)
     return files.finish(found, record, _about(model.label, alignment, via))
 
 
@@ -162,13 +147,13 @@ def _first_difference(live: LiveModel, alignment: Alignment, tolerance: float, a
     )
 
 
-def _bytes_by_unit(model: Model) -> int:
-    """Return the bytes of running a model unit by unit in float64: a unit, one tensor before and after it is
-    moved, and the library.
+def _bytes_by_layer(model: Model) -> int:
+    """Return the bytes of running a model layer by layer in float64: a layer, one tensor before and after it
+    is moved, and the library.
     """
     largest = max(torch.Size(model.info(name).shape).numel() for name in model.names)
     stored = max(model.info(name).nbytes for name in model.names)
-    return 2 * unit_sizes(model, skeleton(model)) + torch.float64.itemsize * largest + stored + LIBRARY
+    return 2 * streamed_bytes(model, skeleton(model)) + torch.float64.itemsize * largest + stored + LIBRARY
 
 
 def _reason(alignment: Alignment) -> str:
@@ -183,14 +168,12 @@ def _reason(alignment: Alignment) -> str:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Result):
     """How well π predicts B's activations from A's, for every axis that π moves."""
 
     axes: Mapping[str, PredictionQuality]
     probes: str
     """A description of the probes."""
-    record: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The result as it is written to files, with the record of its run."""
 
     @property
     def mean(self) -> PredictionQuality:
@@ -204,8 +187,7 @@ class Prediction:
 
     def metadata(self) -> dict[str, Any]:
         """Return plain data, for a result file."""
-        axes = {id: asdict(one) for id, one in self.axes.items()}
-        return {**asdict(self.mean), "holds": self.holds, "probes": self.probes, "axes": axes}
+        return {**fields_of(self.mean), "holds": self.holds, **fields_of(self)}
 
     def require(self) -> None:
         """Refuse a π that predicts no more than chance."""
@@ -238,17 +220,8 @@ def predict(
 ) -> Prediction:
     """Measure the share of B's activations that π predicts from A's, on probes that it was not found on.
 
-    Args:
-        a: The model A: a path, a hub id, a module, or an open `Model`.
-        b: The model B; by default the one that π names.
-        via: π, or its file.
-        probes: The number of synthetic inputs.
-        calibrate: A path with unlabelled inputs to use as probes instead.
-        config: The configuration, for weights without a config.json.
-        output: A file to write the result to, as JSON.
-        force: Replace an existing file.
-        resources: With a limit of memory, the models are run unit by unit.
-        progress: Follows the run.
+    B is by default the model that π names. ``probes`` is the number of synthetic inputs, and ``calibrate`` a
+    path with unlabelled inputs instead. All else is as in `verify`.
 
     >>> found = transfusion.predict("models/a", "models/b", via="pi.safetensors")
     >>> found.holds, sorted(found.axes)[0]
@@ -256,47 +229,29 @@ def predict(
     """
     record, files = RunRecord("verify"), ResultFiles.checked(output, force=force, inputs=(a, b, via))
     alignment = Alignment.load(via) if isinstance(via, str | Path) else via
-    metadata = alignment.provenance
-    if alignment.other_shape:
-        found, target = _predict_shapes(a, b, alignment, probes, calibrate, config)
-        return files.finish(found, record, {**_about(metadata.source, alignment, via), "b": target.label})
-    pair = Pair.open(a, metadata.target if b is None else b, config, vocabulary_share=0.0)
-    compared = pair.with_common_tokens.under(metadata.policy)
-    source, target = compared.a, compared.b
-    alignment = alignment.fitted(source.architecture)
-    alignment.require_vocabulary(source)
-    alignment.require_for(source.architecture)
-    alignment.require_between(source=source, target=target)
+    made, other_shape = alignment.provenance, alignment.other_shape
     own = str(Path(calibrate).resolve()) if calibrate else None
-    options, seed = FunctionalOptions(probes=probes, calibrate=own), metadata.seed + 1
-    then = metadata.options.get("functional") or {}
-    if own and then.get("calibrate") == own:  # π was found on these inputs: use those that were held out
-        options, seed = (
-            FunctionalOptions(probes=then["probes"], samples=then["samples"], calibrate=own),
-            metadata.seed,
-        )
-    how = HowToRun.within(resources)
-    running_within_memory(source, target, options, resources)
-    with run_on_probes(source, target, options, seed, how) as probed:
-        found = Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
-    return files.finish(found, record, {**_about(source.label, alignment, via), "b": target.label})
-
-
-def _predict_shapes(
-    a: Model | Reference,
-    b: Model | Reference | None,
-    alignment: Alignment,
-    probes: int,
-    calibrate: str | Path | None,
-    config: ConfigArgument,
-) -> tuple[Prediction, Model]:
-    """Measure the same between models of different shapes."""
-    made = alignment.provenance
-    pair = Pair.open(a, made.target if b is None else b, config, other_shapes=True)
-    source, target = pair.a, pair.b
-    alignment.require_between(source=source, target=target)
-    own = str(Path(calibrate).resolve()) if calibrate else None
-    options = FunctionalOptions(probes=probes, calibrate=own)
-    with run_both(source.to_run, target, options, made.seed + 1) as probed:
-        matching = ShapeMatching(probed.a, probed.b, probed.about)
-        return Prediction(matching.qualities(alignment), probed.about), target
+    options, seed = FunctionalOptions(probes=probes, calibrate=own), made.seed + 1
+    target = made.target if b is None else b
+    pair = Pair.open(a, target, config, vocabulary_share=0.0, other_shapes=other_shape)
+    if other_shape:
+        source = pair.a
+        alignment.require_between(source=source, target=pair.b)
+        with run_both(source.to_run, pair.b, options, seed) as both:
+            found = Prediction(shape_qualities(both, alignment), both.about)
+    else:
+        compared = pair.with_common_tokens.under(made.policy)
+        source = compared.a
+        alignment = alignment.fitted(source.architecture)
+        alignment.require_vocabulary(source)
+        alignment.require_for(source.architecture)
+        alignment.require_between(source=source, target=compared.b)
+        then = made.options.get("functional") or {}
+        if own and then.get("calibrate") == own:  # π was found on these inputs: use those that were held out
+            options = FunctionalOptions(probes=then["probes"], samples=then["samples"], calibrate=own)
+            seed = made.seed
+        running_within_memory(source, compared.b, options, resources)
+        run_config = RunConfig.within(resources)
+        with run_on_probes(source, compared.b, options, seed, run_config) as probed:
+            found = Prediction(prediction_qualities(probed.held_out, alignment.maps), probed.about)
+    return files.finish(found, record, {**_about(source.label, alignment, via), "b": pair.b.label})

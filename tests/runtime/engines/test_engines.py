@@ -18,12 +18,12 @@ from small_models import PRINCIPAL, often
 from transfusion.alignment.alignment import random_maps
 from transfusion.errors import CheckpointError, ClusterError, LibraryError, SettingError
 from transfusion.matching.align import align
+from transfusion.matching.gains import Gains
 from transfusion.matching.methods import preset
-from transfusion.matching.weights.gains import Gains
-from transfusion.matching.weights.weight_pair import WeightPair
+from transfusion.matching.weights import WeightPair
 from transfusion.model.model import Model
 from transfusion.runtime import ray_engine
-from transfusion.runtime.engines import LocalEngine, Threads, open_engine
+from transfusion.runtime.engines import Threads, open_engine
 from transfusion.runtime.ray_engine import start
 from transfusion.runtime.resources import Resources
 
@@ -56,7 +56,7 @@ def failing(task: str) -> None:
 def test_results_come_in_the_order_of_their_tasks(two):
     told = []
     with Threads.opened(2) as workers:
-        for engine in (two, LocalEngine(workers)):
+        for engine in (two, workers):
             assert engine.count == 2
             told.clear()
             done = engine.map(partial(squared, 3), range(20), on_result=lambda *one: told.append(one))
@@ -170,7 +170,7 @@ def test_a_model_is_found_again_from_another_folder(made, monkeypatch, tmp_path)
 
 def test_gains_that_were_sent_are_the_same_and_nothing_is_kept(made):
     weights = WeightPair(*(Model.open(made("llama", seed)) for seed in (1, 2)))
-    gains, id = Gains(weights, Threads(2)), "layer.0.ffn"
+    gains, id = Gains(weights, preset("guarded"), Threads(2)), "layer.0.ffn"
     maps, sections = random_maps(weights.architecture, 1), weights.sections[id]
     here = gains.of(id, maps, sections)
     there = pickle.loads(pickle.dumps(gains))

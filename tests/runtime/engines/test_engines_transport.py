@@ -20,7 +20,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.alignment.maps import Map
 from transfusion.errors import SettingError
 from transfusion.matching.align import align
-from transfusion.runtime.engines import LocalEngine, Threads
+from transfusion.runtime.engines import Threads
 from transfusion.runtime.resources import PROGRAM, WORKER, Resources, parse_bytes
 from transfusion.transport.output import Output
 from transfusion.transport.record import PI_FILE
@@ -126,9 +126,9 @@ def test_a_worker_of_ray_has_one_thread():
 
 def test_an_open_engine_must_fit():
     with Threads.opened(2) as two:
-        Resources(LocalEngine(two), memory=PROGRAM + 200).within_memory(100, "both")
+        Resources(two, memory=PROGRAM + 200).within_memory(100, "both")
         with pytest.raises(SettingError, match="both takes 200 bytes"):
-            Resources(LocalEngine(two), memory=PROGRAM + 199).within_memory(100, "both")
+            Resources(two, memory=PROGRAM + 199).within_memory(100, "both")
 
 
 def test_the_least_memory_that_is_named_is_accepted(inputs, tmp_path, cli):

@@ -6,53 +6,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from transfusion.model.model import Model
-from transfusion.running.probes.audio import spectrograms, waveforms
+from transfusion.running.probes.audio import FRAMES, spectrograms, waveforms
 from transfusion.running.probes.calibration import read_calibration
-from transfusion.running.probes.images import synthetic_images
-from transfusion.running.probes.probed_model import (
-    BATCH,
-    ProbedModel,
-    Probes,
-    SideBySide,
-    batched,
-    one_by_one,
-)
+from transfusion.running.probes.images import patch_grid, synthetic_images
+from transfusion.running.probes.probed_model import BATCH, ProbedModel, Probes, batched
 from transfusion.running.probes.texts import synthetic_texts
 
-__all__ = ["Probes", "calibration_probes", "synthetic_probes"]
+__all__ = ["Probes", "enough_probes", "make_probes", "tokens_of_a_probe"]
+PLENTY = 4
+"""Tokens or patches for every sample that is recorded, from which on more inputs are not needed."""
 
 
-def synthetic_probes(
-    model: Model, module: nn.Module, count: int, seed: int, each: SideBySide = one_by_one
-) -> Probes:
-    """Generate ``count`` inputs in float32 for models of this architecture; no data is needed."""
-    subject = ProbedModel(model, module, each)
-    if model.family.probes is not None:
-        rounds = range(0, count, BATCH)
-        return Probes([subject.template() for _ in rounds], "the inputs that the family's table generates")
-    if model.family.draws is not None:
-        return Probes(
-            list(batched(subject.template(count, seed))), f"{count} latents of noise, at random time steps"
-        )
-    inputs, about = _generated(subject, count, seed)
-    return Probes(list(batched(inputs)), "; ".join(about))
+def make_probes(subject: ProbedModel, count: int, seed: int, calibrate: str | Path | None = None) -> Probes:
+    """Generate ``count`` inputs in float32 for models of this architecture; no data is needed.
 
-
-def calibration_probes(
-    path: Path, model: Model, module: nn.Module, count: int, seed: int, each: SideBySide = one_by_one
-) -> Probes:
-    """Read at most ``count`` of the user's inputs, chosen by the seed; generate missing kinds."""
-    subject = ProbedModel(model, module, each)
-    inputs, about = read_calibration(path, subject, count, seed)
-    found = len(next(iter(inputs.values())))
-    rest, made = _generated(subject, found, seed, given=frozenset(inputs))
-    return Probes(list(batched({**rest, **inputs})), "; ".join([about, *made]))
+    Of the user's own inputs in ``calibrate`` at most so many are read, chosen by the seed, and only missing
+    kinds are generated.
+    """
+    if calibrate is not None:
+        inputs, about = read_calibration(Path(calibrate), subject, count, seed)
+        found = len(next(iter(inputs.values())))
+        rest, made = _generated(subject, found, seed, given=frozenset(inputs))
+        return Probes(list(batched({**rest, **inputs})), "; ".join([about, *made]))
+    if subject.model.family.draws is not None:
+        latents = list(batched(subject.template(count, seed)))
+        return Probes(latents, f"{count} latents of noise, at random time steps")
+    inputs, made = _generated(subject, count, seed)
+    return Probes(list(batched(inputs)), "; ".join(made))
 
 
 def _generated(
@@ -79,3 +65,29 @@ _GENERATORS: dict[str, dict[str, _Generator]] = {
     "tokens": {"input_ids": synthetic_texts},
 }
 """The generators of a model's inputs, by kind of input and by name."""
+
+
+def tokens_of_a_probe(subject: ProbedModel) -> int:
+    """Return into how many tokens, patches or frames the model divides one probe, about."""
+    counts = [1]
+    if subject.takes("image") or subject.takes("patches"):
+        grid = patch_grid(subject)
+        counts.append(1 + grid[0] * grid[1] if grid else 1)
+    if subject.takes("spectrogram"):
+        counts.append(int(subject.settings["max_source_positions"]))
+    if subject.takes("waveform"):
+        counts.append(FRAMES)
+    if subject.takes("tokens"):
+        counts.append(subject.length)
+    return max(counts)
+
+
+def enough_probes(subject: ProbedModel, asked: int, samples: int) -> int:
+    """Return how many of the probes that were asked for are needed for so many samples: whole batches.
+
+    Large inputs have many tokens or patches, of which only some are recorded.
+    """
+    if subject.model.family.draws is not None:
+        return asked
+    needed = ceil(PLENTY * samples / tokens_of_a_probe(subject))
+    return min(asked, BATCH * ceil(needed / BATCH))

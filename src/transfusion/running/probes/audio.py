@@ -26,9 +26,8 @@ def waveforms(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Te
     """Generate sounds of at most one second, with zero mean and unit variance."""
     needed = samples_of(subject.settings, frames=1)
     length = max(needed, min(RATE, samples_of(subject.settings, FRAMES)))
-    return {
-        "input_values": synthetic_audio(count, length, seeded_generator(seed, 2))
-    }, f"{count} synthetic sounds"
+    made = synthetic_audio(count, length, seeded_generator(seed, 2))
+    return {"input_values": made}, f"{count} synthetic sounds"
 
 
 def spectrograms(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
@@ -57,6 +56,7 @@ def log_mel(sounds: Tensor, bins: int) -> Tensor:
     )
     loud = 0.1 * sounds  # a recording stays below 1
     spectrum = torch.stft(loud, SPAN, HOP, window=torch.hann_window(SPAN), return_complex=True)
+    # (sounds, bins, frames)
     powers = torch.from_numpy(filters).float().T @ spectrum[..., :-1].abs().square().contiguous()
     levels = powers.clamp(min=1e-10).log10()
     floor = levels.amax(dim=(1, 2), keepdim=True) - 8.0
@@ -99,7 +99,7 @@ def voice(length: int, generator: torch.Generator) -> Tensor:
     frequencies = torch.fft.rfftfreq(length, 1 / RATE)
     vowels = [
         torch.fft.irfft(spectrum * _vocal_tract(frequencies, formants), n=length)
-        for formants in _chosen(FORMANTS, 3, generator)
+        for formants in (FORMANTS[at] for at in torch.randperm(len(FORMANTS), generator=generator)[:3])
     ]
     turns = torch.stack([_syllables(length, generator) for _ in vowels])
     return (torch.stack(vowels) * turns).sum(0)
@@ -119,12 +119,6 @@ def _syllables(length: int, generator: torch.Generator) -> Tensor:
     rate, start = 2 + 4 * _uniform(generator), _uniform(generator)
     swing = torch.sin(2 * pi * (rate * torch.arange(length) / RATE + start))
     return 0.05 + ((1 + swing) / 2) ** 2
-
-
-def _chosen(
-    options: tuple[tuple[int, ...], ...], count: int, generator: torch.Generator
-) -> list[tuple[int, ...]]:
-    return [options[int(number)] for number in torch.randperm(len(options), generator=generator)[:count]]
 
 
 def _uniform(generator: torch.Generator) -> float:

@@ -52,10 +52,7 @@ def _require_enough(path: Path, found: int, what: str) -> None:
 
 def _some(found: int, count: int, seed: int) -> list[int]:
     """Return the indices of a random choice, in order."""
-    chosen: list[int] = (
-        torch.randperm(found, generator=seeded_generator(seed, 7))[:count].sort().values.tolist()
-    )
-    return chosen
+    return sorted(torch.randperm(found, generator=seeded_generator(seed, 7))[:count].tolist())
 
 
 def _refuse(path: Path, subject: ProbedModel, what: str) -> NoReturn:
@@ -78,19 +75,15 @@ def _images(path: Path, subject: ProbedModel, count: int, seed: int) -> tuple[di
         )
     _require_enough(path, len(found), "image(s)")
     frame = size(subject)
-    pixels = torch.stack([_image(found[number], frame) for number in _some(len(found), count, seed)])
-    return image_inputs(subject, normalised(subject, pixels)), f"{len(pixels)} images of {path}"
-
-
-def _image(file: Path, frame: tuple[int, int, int]) -> Tensor:
-    """Read an image with values between 0 and 1, resized to fill the frame and cropped."""
-    channels = frame[0]
-    if channels not in (1, 3):
+    colours = {1: "L", 3: "RGB"}.get(frame[0])
+    if colours is None:
         raise DataError(
-            f"{file}: an image, and the model takes {channels} channels",
+            f"{path}: images, and the model takes {frame[0]} channels",
             hint="give a .safetensors or .npz with pixel_values",
         )
-    return fitted(ImageFile.at(file).opened("RGB" if channels == 3 else "L"), frame)
+    chosen = [ImageFile.at(found[number]) for number in _some(len(found), count, seed)]
+    pixels = torch.stack([fitted(one.opened(colours), frame) for one in chosen])
+    return image_inputs(subject, normalised(subject, pixels)), f"{len(pixels)} images of {path}"
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────

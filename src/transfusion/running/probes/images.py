@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.running.probes.probed_model import BATCH, ProbedModel, seeded_generator
-from transfusion.running.probes.texts import text_inputs
 from transfusion.runtime.optional_libraries import require_library
 
 GRIDS = (3, 5, 9, 14)
@@ -90,8 +89,9 @@ def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
     patch = subject.settings["patch_size"]
     count, channels, rows, columns = pixels.shape
     shape = (rows // patch, columns // patch)
+    # (images, rows, columns, patch, patch, channels)
     cells = pixels.reshape(count, channels, shape[0], patch, shape[1], patch).permute(0, 2, 4, 3, 5, 1)
-    patches = cells.reshape(count, shape[0] * shape[1], patch * patch * channels)
+    patches = cells.reshape(count, shape[0] * shape[1], patch * patch * channels)  # (images, patches, pixels)
     return {
         "pixel_values": patches,
         "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64),
@@ -100,15 +100,15 @@ def image_inputs(subject: ProbedModel, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def normalised(subject: ProbedModel, pixels: Tensor) -> Tensor:
-    """Normalise pixels between 0 and 1 as the folder says; to about unit variance, if it says nothing."""
-    channels = pixels.shape[1]
-    mean, deviation = normalisation(subject) or ([GREY] * channels, [CONTRAST] * channels)
-    shape = (1, channels, 1, 1)
-    return (pixels - torch.tensor(mean).reshape(shape)) / torch.tensor(deviation).reshape(shape)
+    """Normalise pixels between 0 and 1 as the model's own preparation does."""
+    mean, deviation = normalisation(subject)
+    return (pixels - mean) / deviation
 
 
-def normalisation(subject: ProbedModel) -> tuple[list[float], list[float]] | None:
-    """Return the mean and the standard deviation of every channel in the model's preparation."""
+def normalisation(subject: ProbedModel) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of all channels (1, channels, 1, 1) as the folder says; for
+    about unit variance, if it says nothing.
+    """
     prepares = subject.info("preprocessor_config.json") or subject.info("processor_config.json")
     prepares = prepares.get("image_processor", prepares)
     config = subject.model.checkpoint.config or {}
@@ -122,112 +122,24 @@ def normalisation(subject: ProbedModel) -> tuple[list[float], list[float]] | Non
     if prepares.get("do_normalize") is False:
         found = [(0.0, 1.0)]
     channels = size(subject)[0]
-    for mean, deviation in found:
-        pair = _per_channel(mean, channels), _per_channel(deviation, channels)
-        if pair[0] and pair[1] and all(pair[1]):
-            return pair[0], pair[1]
-    return None
+    for pair in found:
+        mean, deviation = (_per_channel(info, channels) for info in pair)
+        if mean is not None and deviation is not None and deviation.all():
+            return mean, deviation
+    return torch.full((1, channels, 1, 1), GREY), torch.full((1, channels, 1, 1), CONTRAST)
 
 
-def _per_channel(info: Any, channels: int) -> list[float] | None:
-    """Return one number per channel, or None if the setting has another form."""
+def _per_channel(info: Any, channels: int) -> Tensor | None:
+    """Return one number per channel (1, channels, 1, 1), or None if the setting has another form."""
     numbers = [info] * channels if isinstance(info, int | float) else info
     if not isinstance(numbers, list | tuple) or len(numbers) != channels:
         return None
-    return [float(one) for one in numbers] if all(isinstance(one, int | float) for one in numbers) else None
+    if not all(isinstance(one, int | float) for one in numbers):
+        return None
+    return torch.tensor([float(one) for one in numbers]).reshape(1, channels, 1, 1)
 
 
-# ── Corruptions of inputs: what real inputs suffer, applied to synthetic ones, dr… ──────────────────
-
-
-LOUDEST = 2.5
-"""The largest standard deviation of added noise, in units of the inputs' own."""
-SHORTEST, LONGEST = 2, 12
-"""The number of tokens of the pieces that a recombined text is made of."""
-
-
-def corrupted_images(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Corrupt normalised images: noise, negatives, mosaics, covered areas, lost colour; some stay."""
-    kinds = torch.randint(len(_IMAGE_CORRUPTIONS), (len(pixels),), generator=generator)
-    corrupted = pixels.clone()
-    for number, corrupt in enumerate(_IMAGE_CORRUPTIONS):
-        chosen = kinds == number
-        if chosen.any():
-            corrupted[chosen] = corrupt(pixels[chosen], generator)
-    return corrupted
-
-
-def noisy(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Add white noise, with a strength of its own for every input."""
-    strength = LOUDEST * torch.rand(len(values), *[1] * (values.ndim - 1), generator=generator)
-    return values + strength * torch.randn(values.shape, generator=generator)
-
-
-def _same(images: Tensor, generator: torch.Generator) -> Tensor:
-    return images
-
-
-def _negative(images: Tensor, generator: torch.Generator) -> Tensor:
-    return -images
-
-
-def _mosaic(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Replace square cells of one size by their means."""
-    rows, columns = images.shape[2:]
-    sizes = [size for size in (2, 4, 8, 16, 32) if 2 * size <= min(rows, columns)] or [1]
-    size = sizes[int(torch.randint(len(sizes), (), generator=generator))]
-    cells = nn.functional.avg_pool2d(images, size, ceil_mode=True)
-    enlarged = nn.functional.interpolate(cells, scale_factor=size, mode="nearest")
-    return enlarged[:, :, :rows, :columns]
-
-
-def _covered(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Cover a rectangle of every image with one shade."""
-    count, _, rows, columns = images.shape
-    covered = torch.ones(count, 1, 1, 1, dtype=torch.bool)
-    for dim, size in ((2, rows), (3, columns)):
-        extent = size * (0.25 + 0.4 * torch.rand(count, 1, generator=generator))
-        start = (size - extent) * torch.rand(count, 1, generator=generator)
-        steps = torch.arange(size)
-        inside = (steps >= start) & (steps < start + extent)
-        covered = covered & inside.reshape(count, 1, *((size, 1) if dim == 2 else (1, size)))
-    shade = 4 * (torch.rand(count, 1, 1, 1, generator=generator) - 0.5)
-    return torch.where(covered, shade, images)
-
-
-def _grey(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Remove the colour, and add some noise."""
-    grey = images.mean(1, keepdim=True).expand_as(images)
-    strength = torch.rand(len(images), 1, 1, 1, generator=generator)
-    return grey + strength * torch.randn(images.shape, generator=generator)
-
-
-_IMAGE_CORRUPTIONS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
-    _same,
-    noisy,
-    noisy,
-    _negative,
-    _mosaic,
-    _covered,
-    _grey,
-)
-
-
-def recombined_texts(subject: ProbedModel, ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Make texts of short pieces of the given ones, each piece at the place that it had.
-
-    The special tokens around a text stay, because they are at the same place in all texts.
-    """
-    count, length = ids.shape
-    pieces = torch.randint(SHORTEST, LONGEST + 1, (count, length), generator=generator).cumsum(1)
-    ends = torch.zeros(count, length + LONGEST + 1, dtype=torch.int64)
-    ends.scatter_(1, pieces.clamp(max=length), 1)
-    piece = ends[:, :length].cumsum(1)
-    origin = torch.randint(count, (count, length), generator=generator).gather(1, piece)
-    return text_inputs(subject, ids[origin, torch.arange(length)])
-
-
-# ── Images of overlapping shapes: edges, corners, flat and shaded areas of all si… ──────────────────
+# ── overlapping shapes: edges, corners, flat and shaded areas of all sizes ───────────────────
 
 
 FEWEST, MOST = 6, 30

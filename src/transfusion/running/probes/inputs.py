@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transfusion.architecture.config_schema import SECTIONS, WRONG_FILE
-from transfusion.architecture.table import Config, Draw, Family
+from transfusion.architecture.table import WRONG_FILE, Config, Draw, Family
 from transfusion.errors import ArchitectureError
+from transfusion.model.recognition import SECTIONS
 
 _NAMES = {"image": "pixel_values", "tokens": "input_ids"}
 """The names of inputs that may have to be arranged, by their kinds."""
@@ -23,16 +23,15 @@ LARGEST = 2**28
 
 def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
     """Draw random inputs of the kinds that a family takes, under the library's names."""
-    if family.probes is not None:
-        return dict(family.probes(config))
     try:
         if family.draws is not None:
             generator = torch.Generator().manual_seed(seed)
             return {name: _one_draw(how, batch, generator) for name, how in family.draws(config).items()}
         return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise ArchitectureError(
-            f"{family.name}: no inputs can be generated from the configuration ({_info(error)})",
+            f"{family.name}: no inputs can be generated from the configuration ({reason})",
             hint=WRONG_FILE,
         ) from error
 
@@ -44,45 +43,42 @@ def in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
     }
 
 
-def _info(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
-
-
 def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    settings = flatten_outputs(config) | _of_texts(config)
+    settings = flat_settings(config) | _of_texts(config)
     inputs: dict[str, Tensor] = {}
+
+    def noise(*shape: int) -> Tensor:
+        return _noise((batch, *shape), generator)
+
+    def tokens(length: int, vocabulary: int) -> Tensor:
+        return torch.randint(0, vocabulary, (batch, length), generator=generator)
+
     if "image" in family.inputs:
-        inputs["pixel_values"] = _noise((batch, *_frame(family, config)), generator)
+        inputs["pixel_values"] = noise(*_frame(family, config))
     if "patches" in family.inputs:
         side = isqrt(settings["num_patches"])
         pixels = settings.get("num_channels", 3) * settings["patch_size"] ** 2
-        patches = (batch, side * side)
-        inputs["pixel_values"] = _noise((*patches, pixels), generator)
-        inputs["pixel_attention_mask"] = torch.ones(patches, dtype=torch.int64)
+        inputs["pixel_values"] = noise(side * side, pixels)
+        inputs["pixel_attention_mask"] = torch.ones((batch, side * side), dtype=torch.int64)
         inputs["spatial_shapes"] = torch.tensor([[side, side]] * batch)
     if "spectrogram" in family.inputs:
-        sound = (batch, settings["num_mel_bins"], 2 * settings["max_source_positions"])
-        inputs["input_features"] = _noise(sound, generator)
+        inputs["input_features"] = noise(settings["num_mel_bins"], 2 * settings["max_source_positions"])
         length = min(settings["max_target_positions"], 16)
-        inputs["decoder_input_ids"] = torch.randint(
-            0, settings["vocab_size"], (batch, length), generator=generator
-        )
+        inputs["decoder_input_ids"] = tokens(length, settings["vocab_size"])
     if "waveform" in family.inputs:
-        inputs["input_values"] = _noise((batch, samples_of(settings, frames=16)), generator)
+        inputs["input_values"] = noise(samples_of(settings, frames=16))
     if "tokens" in family.inputs:
         positions = settings.get("max_position_embeddings") or settings.get("n_positions")
         length = min(positions or settings.get("context_length", 77), 16)
         if family.library == "open_clip":
             length = settings.get("context_length", 77)
         vocabulary = settings.get("vocab_size", 49408)
-        inputs["input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
+        inputs["input_ids"] = tokens(length, vocabulary)
         if settings.get("type_vocab_size"):
-            inputs["token_type_ids"] = torch.randint(
-                0, settings["type_vocab_size"], (batch, length), generator=generator
-            )
+            inputs["token_type_ids"] = tokens(length, settings["type_vocab_size"])
         if settings.get("is_encoder_decoder"):
-            inputs["decoder_input_ids"] = torch.randint(0, vocabulary, (batch, length), generator=generator)
+            inputs["decoder_input_ids"] = tokens(length, vocabulary)
             if isinstance(end := settings.get("eos_token_id"), int):
                 for ids in inputs.values():  # classifiers look for the only end-of-text token
                     ids[ids == end] = (end + 1) % vocabulary
@@ -108,14 +104,14 @@ def _of_texts(config: Config) -> dict[str, Any]:
     for section in ("vlm_config", "text_config"):
         if isinstance(part := config.get(section), dict):
             return _of_texts(part)
-    return flatten_outputs(config)
+    return flat_settings(config)
 
 
 def _frame(family: Family, config: Config) -> tuple[int, int, int]:
     """Return channels, rows and columns of the images that a model takes."""
     if family.frame is not None:
         return family.frame(config)
-    settings = flatten_outputs(config)
+    settings = flat_settings(config)
     size = settings.get("image_size") or settings.get("img_size") or settings["input_size"][1:]
     rows, columns = size if isinstance(size, list | tuple) else (size, size)
     return settings.get("num_channels") or settings.get("in_chans", 3), rows, columns
@@ -140,12 +136,12 @@ def samples_of(settings: Config, frames: int) -> int:
     return samples
 
 
-def flatten_outputs(config: Config) -> dict[str, Any]:
+def flat_settings(config: Config) -> dict[str, Any]:
     """Return all settings on one level; those of the towers join those of the whole model."""
     level: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and key in (*SECTIONS, "pretrained_cfg"):
-            level |= flatten_outputs(value)
+            level |= flat_settings(value)
         else:
             level[key] = value
     return level

@@ -1,24 +1,29 @@
-"""The same inputs for a model of another shape: images in its size, texts in its tokens."""
+"""The same inputs for two models of different shapes: images in their sizes, texts in their tokens.
+
+Activations of two models are compared where they are about the same thing. A function of places picks those
+of one model: it returns activations (batch, tokens, units) as rows, one for each place, or None if they do
+not fit.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import ceil
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from transfusion.alignment.alignment import Alignment
+from transfusion.architecture.architecture import Architecture
 from transfusion.data.tables import TABLES, read_texts
 from transfusion.errors import DataError, MismatchError
-from transfusion.running.probes.audio import FRAMES
+from transfusion.model.model import Model
+from transfusion.running.live_model import expected_outputs, last_dimension
 from transfusion.running.probes.calibration import read_calibration
 from transfusion.running.probes.images import (
-    CONTRAST,
-    GREY,
     generated_images,
     image_inputs,
     normalisation,
@@ -26,147 +31,190 @@ from transfusion.running.probes.images import (
     patch_grid,
     size,
 )
-from transfusion.running.probes.probed_model import BATCH, ProbedModel, batched
-from transfusion.running.probes.texts import TextEncoder, corpus, synthetic_texts, text_encoder, text_inputs
+from transfusion.running.probes.inputs import logits_name
+from transfusion.running.probes.probed_model import ProbedModel, batched, seeded_generator
+from transfusion.running.probes.texts import Tokenizer, corpus, synthetic_texts, text_encoder, text_inputs
 
 Inputs = dict[str, Tensor]
+Places: TypeAlias = Callable[[Tensor], Tensor | None]
 IMAGES, TEXTS = (("image",), ("patches",)), (("tokens",),)
 """The kinds of inputs of models that can be compared across shapes."""
-_MASK = "attention_mask"
-
-
-class InputTranslation(ABC):
-    """Rewrites inputs of one model as inputs of another one."""
-
-    @abstractmethod
-    def __call__(self, inputs: Inputs) -> Inputs:
-        """Return the same images or texts for the other model."""
-
-    same_places: bool = False
-    """Whether both models divide an input into the same tokens."""
-
-
-class SameInputs(InputTranslation):
-    """Both models take the same inputs."""
-
-    same_places = True
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        return inputs
-
-
-@dataclass(frozen=True)
-class ResizedImages(InputTranslation):
-    """Images in the size and the normalisation of the other model; gradients pass through."""
-
-    source: ProbedModel
-    target: ProbedModel
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        mean, deviation = self._normalisation
-        pixels = inputs["pixel_values"] * deviation + mean
-        return image_inputs(self.target, normalised(self.target, resized(pixels, self._frame)))
-
-    @cached_property
-    def _frame(self) -> tuple[int, int, int]:
-        return size(self.target)
-
-    @cached_property
-    def _normalisation(self) -> tuple[Tensor, Tensor]:
-        channels = size(self.source)[0]
-        found = normalisation(self.source) or ([GREY] * channels, [CONTRAST] * channels)
-        mean, deviation = (torch.tensor(one).reshape(1, channels, 1, 1) for one in found)
-        return mean, deviation
-
-
-@dataclass(frozen=True)
-class RenamedTexts(InputTranslation):
-    """The same tokens under the names that the other model's library has for them."""
-
-    target: ProbedModel
-    same_places = True
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        made = text_inputs(self.target, inputs["input_ids"])
-        return {**made, _MASK: inputs[_MASK]} if _MASK in inputs else made
-
-
-@dataclass(frozen=True)
-class RetokenizedTexts(InputTranslation):
-    """The same texts in the tokens of the other model."""
-
-    source: TextEncoder
-    target: TextEncoder
-    model: ProbedModel
-
-    def __call__(self, inputs: Inputs) -> Inputs:
-        made = self.target.padded(self.source.decode(inputs["input_ids"]), self.model.positions)
-        return {**text_inputs(self.model, made["input_ids"]), _MASK: made[_MASK]}
-
-
-def input_translation(source: ProbedModel, target: ProbedModel) -> InputTranslation:
-    """Return how inputs of one model become those of another one; refuse models of other kinds of inputs."""
-    kinds = [one.model.family.inputs for one in (source, target)]
-    if all(one in IMAGES for one in kinds) and source.takes("image"):
-        require_same_channels(source, target)
-        return ResizedImages(source, target)
-    if all(one in TEXTS for one in kinds):
-        encoders = text_encoder(source), text_encoder(target)
-        if encoders[0] is None or encoders[1] is None or encoders[0].same_tokens(encoders[1]):
-            require_same_size(source, target)
-            return RenamedTexts(target)
-        return RetokenizedTexts(encoders[0], encoders[1], target)
-    raise other_kind(source, target)
-
-
-def other_kind(source: ProbedModel, target: ProbedModel) -> MismatchError:
-    """Return the error for two models that do not read the same kind of inputs."""
-    words = [" and ".join(one.model.family.inputs) for one in (source, target)]
-    return MismatchError(
-        f"{source.model.label} reads {words[0]}, and {target.model.label} {words[1]}: models of different"
-        " shapes are compared only if both read images, or both read texts",
-        hint="choose a base of the same shape",
-    )
-
-
-def require_same_channels(source: ProbedModel, target: ProbedModel) -> None:
-    """Refuse models whose images have different numbers of channels."""
-    channels = [size(one)[0] for one in (source, target)]
-    if channels[0] != channels[1]:
-        raise MismatchError(
-            f"{source.model.label} reads images of {channels[0]} channels, and {target.model.label} of"
-            f" {channels[1]}",
-            hint="choose a base that reads the same kind of images",
-        )
-
-
-def require_same_size(source: ProbedModel, target: ProbedModel) -> None:
-    """Refuse vocabularies of different sizes that cannot be compared."""
-    if source.vocabulary != target.vocabulary:
-        raise MismatchError(
-            f"{source.model.label} has {source.vocabulary} tokens and {target.model.label}"
-            f" {target.vocabulary}, and not both have a tokenizer.json in their folders",
-            hint="put the tokenizers' files beside the weights",
-        )
-
-
-def resized(images: Tensor, frame: tuple[int, int, int]) -> Tensor:
-    """Return images in another size."""
-    if tuple(images.shape[2:]) == frame[1:]:
-        return images
-    resize = nn.functional.interpolate
-    return resize(images, size=frame[1:], mode="bilinear", align_corners=False, antialias=True)
-
-
-# ── Paired probes: the same images or texts for two models, and the places that c… ──────────────────
-
-
 BATCHES = 10
 """The number of batches, of which some are held out."""
 PIECE = 240
 """The characters of a text."""
 LEAST = 8
 """The fewest tokens of a text."""
+_MASK = "attention_mask"
+
+
+# ── places ───────────────────────────────────────────────────────────────────────────────────
+
+
+def every_place(values: Tensor) -> Tensor | None:
+    """Return all tokens: both models divide the input alike."""
+    return values.reshape(-1, values.shape[-1])  # (batch · tokens, units)
+
+
+def grid_places(
+    patches: tuple[int, int], cells: tuple[int, int], class_token: bool, values: Tensor
+) -> Tensor | None:
+    """Return patches of images, averaged over the cells of a coarser grid, and the class token if both models
+    have one, which is the first.
+    """
+
+    def averaged(grid: Tensor) -> Tensor:  # (images, rows, columns, units)
+        pooled = nn.functional.adaptive_avg_pool2d(grid.movedim(-1, 1), cells)  # (images, units, *cells)
+        return pooled.movedim(1, -1).reshape(-1, grid.shape[-1])  # (images · cells, units)
+
+    if values.ndim == 2:  # a value for every image
+        return values
+    if values.ndim == 4:  # a convolution
+        return averaged(values) if tuple(values.shape[1:3]) == patches else None
+    before = values.shape[1] - patches[0] * patches[1]
+    if values.ndim != 3 or before < 0 or (class_token and not before):
+        return None
+    rows = averaged(values[:, before:].reshape(len(values), *patches, values.shape[-1]))
+    return torch.cat([values[:, 0], rows]) if class_token else rows
+
+
+def token_places(tokens: list[list[int]], values: Tensor) -> Tensor | None:
+    """Return chosen tokens of every text."""
+    if values.ndim not in (2, 3) or len(values) != len(tokens):
+        return None
+    if values.ndim == 2:
+        return values
+    return torch.cat([one[chosen] for one, chosen in zip(values, tokens, strict=True)])
+
+
+# ── inputs of one model for another ──────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class InputTranslation:
+    """Rewrites inputs of one model as inputs of another one."""
+
+    translate: Callable[[Inputs], Inputs]
+    same_places: bool = True
+    """Whether both models divide an input into the same tokens."""
+
+    def __call__(self, inputs: Inputs) -> Inputs:
+        return self.translate(inputs)
+
+
+SAME_INPUTS = InputTranslation(lambda inputs: inputs)
+
+
+def input_translation(source: ProbedModel, target: ProbedModel) -> InputTranslation:
+    """Return how inputs of one model become those of another one; refuse models of other kinds of inputs."""
+    if _both(source, target, IMAGES) and source.takes("image"):
+        _require_same_channels(source, target)
+        return InputTranslation(_resizing(source, target), same_places=False)
+    if _both(source, target, TEXTS):
+        encoders = _different_tokenizers(source, target)
+        if encoders is None:
+            return InputTranslation(partial(_renamed, target))
+        return InputTranslation(partial(_retokenized, *encoders, target), same_places=False)
+    raise _other_kind(source, target)
+
+
+@dataclass(frozen=True)
+class RunningPair:
+    """A and B as they run beside each other: rewrites inputs and outputs of A as those of B."""
+
+    a: Model
+    b: Model
+    alignment: Alignment
+
+    def inputs(self, a: nn.Module, b: nn.Module) -> InputTranslation:
+        """Return what rewrites inputs of A's module as inputs of B's."""
+        if not self.alignment.other_shape:
+            return SAME_INPUTS
+        return input_translation(ProbedModel(self.a, a), ProbedModel(self.b, b))
+
+    def outputs(self, architecture: Architecture, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs that B should have, if a model with A's architecture and heads has these."""
+        if not self.alignment.other_shape:
+            return expected_outputs(self.alignment, architecture, outputs)
+        found: dict[str, Tensor] = {}  # without outputs that B lacks, or whose axis has no map
+        for name, value in outputs.items():
+            ours, theirs = (one.outputs.get(name, "") for one in (architecture, self.b.architecture))
+            if ours == theirs == "":
+                found[name] = value
+            elif ours and theirs and self.alignment.map_between(theirs, ours) is not None:
+                layouts = (last_dimension(id, value.ndim) for id in (ours, theirs))
+                found[name] = self.alignment.activations.move(value, *layouts)
+        before, after = (logits_name(model.family) for model in (self.a, self.b))
+        return {after if name == before else name: value for name, value in found.items()}
+
+
+def _resizing(source: ProbedModel, target: ProbedModel) -> Callable[[Inputs], Inputs]:
+    """Return what gives images the size and the normalisation of the other model; gradients pass through."""
+    (mean, deviation), frame = normalisation(source), size(target)
+
+    def resize(inputs: Inputs) -> Inputs:
+        images = inputs["pixel_values"] * deviation + mean
+        return image_inputs(target, normalised(target, _resized(images, frame)))
+
+    return resize
+
+
+def _renamed(target: ProbedModel, inputs: Inputs) -> Inputs:
+    """Return the same tokens under the names that the other model's library has for them."""
+    made = text_inputs(target, inputs["input_ids"])
+    return {**made, _MASK: inputs[_MASK]} if _MASK in inputs else made
+
+
+def _retokenized(source: Tokenizer, target: Tokenizer, model: ProbedModel, inputs: Inputs) -> Inputs:
+    """Return the same texts in the tokens of the other model."""
+    ids, mask = target.padded(source.decode(inputs["input_ids"]), model.positions)
+    return {**text_inputs(model, ids), _MASK: mask}
+
+
+def _different_tokenizers(a: ProbedModel, b: ProbedModel) -> tuple[Tokenizer, Tokenizer] | None:
+    """Return the tokenizers of both, if they are different ones; refuse others of different sizes."""
+    of_a, of_b = text_encoder(a), text_encoder(b)
+    if of_a is not None and of_b is not None and of_a.vocabulary != of_b.vocabulary:
+        return of_a, of_b
+    if a.vocabulary != b.vocabulary:
+        raise MismatchError(
+            f"{a.model.label} has {a.vocabulary} tokens and {b.model.label} {b.vocabulary}, and not both have"
+            " a tokenizer.json in their folders",
+            hint="put the tokenizers' files beside the weights",
+        )
+    return None
+
+
+def _both(a: ProbedModel, b: ProbedModel, kinds: tuple[tuple[str, ...], ...]) -> bool:
+    return all(one.model.family.inputs in kinds for one in (a, b))
+
+
+def _other_kind(a: ProbedModel, b: ProbedModel) -> MismatchError:
+    words = [" and ".join(one.model.family.inputs) for one in (a, b)]
+    return MismatchError(
+        f"{a.model.label} reads {words[0]}, and {b.model.label} {words[1]}: models of different shapes are"
+        " compared only if both read images, or both read texts",
+        hint="choose a base of the same shape",
+    )
+
+
+def _require_same_channels(a: ProbedModel, b: ProbedModel) -> None:
+    ours, theirs = size(a)[0], size(b)[0]
+    if ours != theirs:
+        raise MismatchError(
+            f"{a.model.label} reads images of {ours} channels, and {b.model.label} of {theirs}",
+            hint="choose a base that reads the same kind of images",
+        )
+
+
+def _resized(images: Tensor, frame: tuple[int, int, int]) -> Tensor:
+    if tuple(images.shape[2:]) == frame[1:]:
+        return images
+    resize = nn.functional.interpolate
+    return resize(images, size=frame[1:], mode="bilinear", align_corners=False, antialias=True)
+
+
+# ── probes for both ──────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -175,6 +223,19 @@ class ModelProbes:
 
     batches: list[Inputs]
     places: list[Places]
+
+    @classmethod
+    def of(
+        cls, inputs: Inputs, places: Places = every_place, tokens: list[list[int]] | None = None
+    ) -> ModelProbes:
+        """Divide inputs into batches, with the places of all inputs, or with the chosen tokens of each."""
+        count = len(next(iter(inputs.values())))
+        step = max(1, count // BATCHES)
+        batches = list(batched(inputs, step))
+        if tokens is None:
+            return cls(batches, [places] * len(batches))
+        chosen = [tokens[start : start + step] for start in range(0, count, step)]
+        return cls(batches, [partial(token_places, some) for some in chosen])
 
 
 @dataclass(frozen=True)
@@ -193,44 +254,45 @@ def paired_probes(
 
     ``calibrate`` names the user's own inputs.
     """
-    kinds = [one.model.family.inputs for one in (a, b)]
-    if all(one in IMAGES for one in kinds):
+    if _both(a, b, IMAGES):
         return _images(a, b, count, seed, calibrate)
-    if all(one in TEXTS for one in kinds):
-        return _texts(a, b, count, seed, calibrate)
-    raise other_kind(a, b)
-
-
-def _divided(inputs: Inputs) -> list[Inputs]:
-    count = len(next(iter(inputs.values())))
-    return list(batched(inputs, max(1, count // BATCHES)))
-
-
-# ── images ───────────────────────────────────────────────────────────────────────────────────
+    if not _both(a, b, TEXTS):
+        raise _other_kind(a, b)
+    encoders = _different_tokenizers(a, b)
+    if encoders is not None:
+        return _texts_in_both(a, b, encoders, count, seed, calibrate)
+    shorter, longer = (a, b) if a.unknown or a.length <= b.length else (b, a)
+    inputs, about = (
+        synthetic_texts(shorter, count, seed)
+        if calibrate is None
+        else read_calibration(calibrate, shorter, count, seed)
+    )
+    given = {id(shorter): inputs, id(longer): _renamed(longer, inputs)}
+    return PairedProbes(ModelProbes.of(given[id(a)]), ModelProbes.of(given[id(b)]), about)
 
 
 def _images(a: ProbedModel, b: ProbedModel, count: int, seed: int, calibrate: Path | None) -> PairedProbes:
-    require_same_channels(a, b)
+    _require_same_channels(a, b)
     if calibrate is not None:
         of_a, about = read_calibration(calibrate, a, count, seed)
-        given = of_a, ResizedImages(a, b)(of_a)
+        given = of_a, _resizing(a, b)(of_a)
     else:
-        frames = [size(one) for one in (a, b)]
+        frames = size(a), size(b)
         channels, rows, columns = (max(extents) for extents in zip(*frames, strict=True))
         images = generated_images((channels, rows, columns), count, seed)
         of_a, of_b = (
-            image_inputs(subject, normalised(subject, resized(images, frame)))
+            image_inputs(subject, normalised(subject, _resized(images, frame)))
             for subject, frame in zip((a, b), frames, strict=True)
         )
         given, about = (of_a, of_b), f"{count} images of overlapping shapes and of smooth noise"
-    grids = [_patches(one) for one in (a, b)]
-    cells = (min(grid[0] for grid in grids), min(grid[1] for grid in grids))
-    class_token = all(_has_class_token(one) for one in (a, b))
-    made: list[ModelProbes] = []
-    for inputs, grid in zip(given, grids, strict=True):
-        batches = _divided(inputs)
-        made.append(ModelProbes(batches, [GridPlaces(grid, cells, class_token)] * len(batches)))
-    return PairedProbes(made[0], made[1], about)
+    grids = _patches(a), _patches(b)
+    cells = min(grids[0][0], grids[1][0]), min(grids[0][1], grids[1][1])
+    class_token = _has_class_token(a) and _has_class_token(b)
+    first, second = (
+        ModelProbes.of(inputs, partial(grid_places, grid, cells, class_token))
+        for inputs, grid in zip(given, grids, strict=True)
+    )
+    return PairedProbes(first, second, about)
 
 
 def _patches(subject: ProbedModel) -> tuple[int, int]:
@@ -249,23 +311,46 @@ def _has_class_token(subject: ProbedModel) -> bool:
     return any(name.rpartition(".")[2] in ("cls_token", "class_embedding") for name in names)
 
 
-# ── texts ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _texts(a: ProbedModel, b: ProbedModel, count: int, seed: int, calibrate: Path | None) -> PairedProbes:
-    first, second = text_encoder(a), text_encoder(b)
-    if first is None or second is None or first.same_tokens(second):
-        return _same_tokens(a, b, count, seed, calibrate)
+def _texts_in_both(
+    a: ProbedModel,
+    b: ProbedModel,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    count: int,
+    seed: int,
+    calibrate: Path | None,
+) -> PairedProbes:
+    """Encode texts by both tokenizers, and choose the last token of each boundary that both have."""
     if calibrate is None:
         texts, about = _pieces(corpus().values(), count, seed), "passages of the bundled corpus"
     else:
         texts, about = _pieces([_own_texts(calibrate)], count, seed), f"passages of {calibrate}"
-    made = _aligned(texts, (first, second), (a.length, b.length))
-    return PairedProbes(
-        _batched(a, *made[0]),
-        _batched(b, *made[1]),
-        f"{len(made[0][0])} {about}, in the tokens of both models",
+    both = [tuple(tokenizer.encode_with_ends(text) for tokenizer in tokenizers) for text in texts]
+    rooms = [
+        min([subject.length - len(tokenizer.framed([])), *(len(pair[side][0]) for pair in both)])
+        for side, (subject, tokenizer) in enumerate(zip((a, b), tokenizers, strict=True))
+    ]
+    if not both or min(rooms) < LEAST:
+        raise DataError(
+            "the texts are too few or too short for a comparison", hint="give some hundred sentences"
+        )
+    class_token = [0] if all(tokenizer.before for tokenizer in tokenizers) else []
+    ids: tuple[list[list[int]], list[list[int]]] = [], []
+    chosen: tuple[list[list[int]], list[list[int]]] = [], []
+    for pair in both:
+        ends = [
+            {end: place for place, end in enumerate(one[1][:room]) if end}
+            for one, room in zip(pair, rooms, strict=True)
+        ]
+        common = sorted(ends[0].keys() & ends[1].keys())
+        for side, tokenizer in enumerate(tokenizers):
+            ids[side].append(tokenizer.framed(pair[side][0][: rooms[side]]))
+            places = [len(tokenizer.before) + ends[side][end] for end in common]
+            chosen[side].append([*class_token, *places])
+    of_a, of_b = (
+        ModelProbes.of(text_inputs(subject, torch.tensor(tokens)), tokens=some)
+        for subject, tokens, some in zip((a, b), ids, chosen, strict=True)
     )
+    return PairedProbes(of_a, of_b, f"{len(both)} {about}, in the tokens of both models")
 
 
 def _own_texts(path: Path) -> list[str]:
@@ -275,23 +360,6 @@ def _own_texts(path: Path) -> list[str]:
             hint="give a .txt, .jsonl, .csv or .parquet of texts, which are tokenized for both",
         )
     return [line for line in read_texts(path) if line.strip()]
-
-
-def _same_tokens(
-    a: ProbedModel, b: ProbedModel, count: int, seed: int, calibrate: Path | None
-) -> PairedProbes:
-    require_same_size(a, b)
-    shorter, longer = (a, b) if a.unknown or a.length <= b.length else (b, a)
-    if calibrate is None:
-        inputs, about = synthetic_texts(shorter, count, seed)
-    else:
-        inputs, about = read_calibration(calibrate, shorter, count, seed)
-    given = {id(shorter): inputs, id(longer): RenamedTexts(longer)(inputs)}
-    made = []
-    for subject in (a, b):
-        batches = _divided(given[id(subject)])
-        made.append(ModelProbes(batches, [EveryPlace()] * len(batches)))
-    return PairedProbes(made[0], made[1], about)
 
 
 def _pieces(groups: Iterable[Sequence[str]], count: int, seed: int) -> list[str]:
@@ -305,201 +373,5 @@ def _pieces(groups: Iterable[Sequence[str]], count: int, seed: int) -> list[str]
             stop = stop if stop > start else start + PIECE
             found.append(whole[start:stop].strip())
             start = stop + 1
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(1000 * seed + 6)).tolist()
+    order = torch.randperm(len(found), generator=seeded_generator(seed, 6)).tolist()
     return [found[number] for number in order[:count]]
-
-
-Encoded = tuple[list[list[int]], list[tuple[int, ...]]]
-"""The tokens of every text, all of one length, and the chosen places."""
-
-
-def _aligned(
-    texts: Sequence[str], encoders: tuple[TextEncoder, TextEncoder], lengths: tuple[int, int]
-) -> tuple[Encoded, Encoded]:
-    """Encode texts by both tokenizers, and choose the last token of each boundary that both have."""
-    both = [tuple(encoder.encode(text) for encoder in encoders) for text in texts]
-    rooms = [
-        min([length - sum(map(len, encoder.frame)), *(len(pair[side][0]) for pair in both)])
-        for side, (encoder, length) in enumerate(zip(encoders, lengths, strict=True))
-    ]
-    made: tuple[Encoded, Encoded] = (([], []), ([], []))
-    if not both or min(rooms) < LEAST:
-        raise DataError(
-            "the texts are too few or too short for a comparison", hint="give some hundred sentences"
-        )
-    class_token = all(encoder.frame[0] for encoder in encoders)
-    for pair in both:
-        ends = [
-            {end: place for place, end in enumerate(one[1][:room]) if end}
-            for one, room in zip(pair, rooms, strict=True)
-        ]
-        common = sorted(ends[0].keys() & ends[1].keys())
-        for side, encoder in enumerate(encoders):
-            ids, chosen = made[side]
-            before, after = encoder.frame
-            ids.append([*before, *pair[side][0][: rooms[side]], *after])
-            places = [len(before) + ends[side][end] for end in common]
-            chosen.append((*([0] if class_token else []), *places))
-    return made
-
-
-def _batched(subject: ProbedModel, ids: list[list[int]], chosen: list[tuple[int, ...]]) -> ModelProbes:
-    batches = _divided(text_inputs(subject, torch.tensor(ids)))
-    places: list[Places] = []
-    start = 0
-    for batch in batches:
-        count = len(next(iter(batch.values())))
-        places.append(TokenPlaces(tuple(chosen[start : start + count])))
-        start += count
-    return ModelProbes(batches, places)
-
-
-# ── Places: which activations of two models are about the same thing ────────────────────────────────
-
-
-class Places(ABC):
-    """The places of one model on one batch that have a counterpart in another model."""
-
-    @abstractmethod
-    def rows(self, values: Tensor) -> Tensor | None:
-        """Return activations (batch, tokens, units) as rows, one for each place; None if they do not fit."""
-
-
-class EveryPlace(Places):
-    """All tokens: both models divide the input alike."""
-
-    def rows(self, values: Tensor) -> Tensor | None:
-        return values.reshape(-1, values.shape[-1])
-
-
-@dataclass(frozen=True)
-class GridPlaces(Places):
-    """The patches of images, averaged over the cells of a coarser grid, and a class token."""
-
-    patches: tuple[int, int]
-    """The rows and columns of this model's patches."""
-    cells: tuple[int, int]
-    """The rows and columns of the common grid."""
-    class_token: bool
-    """Whether both models have a class token, which is the first."""
-
-    def rows(self, values: Tensor) -> Tensor | None:
-        if values.ndim == 2:  # a value for every image
-            return values
-        if values.ndim == 4:  # a convolution
-            return self._cells(values) if tuple(values.shape[1:3]) == self.patches else None
-        count = self.patches[0] * self.patches[1]
-        if values.ndim != 3 or values.shape[1] < count:
-            return None
-        before, grid = values[:, : values.shape[1] - count], values[:, values.shape[1] - count :]
-        rows = self._cells(grid.reshape(len(grid), *self.patches, grid.shape[-1]))
-        if not self.class_token:
-            return rows
-        if not before.shape[1]:
-            return None
-        return torch.cat([before[:, 0], rows])
-
-    def _cells(self, grid: Tensor) -> Tensor:
-        pooled = nn.functional.adaptive_avg_pool2d(grid.movedim(-1, 1), self.cells)
-        return pooled.movedim(1, -1).reshape(-1, grid.shape[-1])
-
-
-@dataclass(frozen=True)
-class TokenPlaces(Places):
-    """Chosen tokens of every text."""
-
-    tokens: tuple[tuple[int, ...], ...]
-
-    def rows(self, values: Tensor) -> Tensor | None:
-        if values.ndim == 2 and len(values) == len(self.tokens):
-            return values
-        if values.ndim != 3 or len(values) != len(self.tokens):
-            return None
-        return torch.cat([one[list(chosen)] for one, chosen in zip(values, self.tokens, strict=True)])
-
-
-# ── Inputs changed by gradient: inverted until a model answers in a wanted way, o… ──────────────────
-
-
-RATE = 0.2
-"""The learning rate, in units of inputs with unit variance."""
-SMOOTHNESS = 0.05
-"""The weight of the differences between neighbours."""
-RANGE = 3.0
-"""The largest absolute value of an inverted input."""
-REACH = 0.2
-"""The largest change of an adversarial input, in the same units."""
-
-Loss = Callable[[Tensor], Tensor]
-"""How far the answers to inputs are from the wanted ones, as one number."""
-
-
-def invert(inputs: Tensor, loss: Loss, steps: int, generator: torch.Generator) -> Tensor:
-    """Change inputs by Adam until the loss is small; return values between -`RANGE` and `RANGE`."""
-    pixels = inputs.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([pixels], lr=RATE)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss(shifted(pixels, generator)) + SMOOTHNESS * roughness(pixels)
-        torch.autograd.backward(value, inputs=[pixels])
-        optimizer.step()
-    return pixels.detach().clamp(-RANGE, RANGE)
-
-
-def adversarial(inputs: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
-    """Change inputs by one step along the sign of the gradient, so that the loss rises."""
-    pixels = inputs.detach().clone().requires_grad_()
-    (slope,) = torch.autograd.grad(loss(pixels), pixels)
-    reach = REACH * torch.rand(len(inputs), *[1] * (inputs.ndim - 1), generator=generator)
-    return inputs + reach * slope.sign()
-
-
-def shifted(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift all inputs alike, by up to an eighth of their size along every dimension of space or time."""
-    dims = _extended(inputs)
-    shifts = []
-    for dim in dims:
-        reach = max(1, inputs.shape[dim] // 8)
-        shifts.append(int(torch.randint(-reach, reach + 1, (), generator=generator)))
-    return torch.roll(inputs, shifts, dims)
-
-
-def roughness(inputs: Tensor) -> Tensor:
-    """Return the mean absolute difference between neighbours, summed over the dimensions."""
-    return torch.stack([inputs.diff(dim=dim).abs().mean() for dim in _extended(inputs)]).sum()
-
-
-def _extended(inputs: Tensor) -> tuple[int, ...]:
-    """Return the dimensions of space or time: rows and columns of images, the last one of anything else."""
-    return (2, 3) if inputs.ndim == 4 else (inputs.ndim - 1,)
-
-
-# ── How many inputs are enough: large inputs have many tokens or patches, of whic… ──────────────────
-
-
-PLENTY = 4
-"""Tokens or patches for every sample that is recorded, from which on more inputs are not needed."""
-
-
-def tokens_of_a_probe(subject: ProbedModel) -> int:
-    """Return into how many tokens, patches or frames the model divides one probe, about."""
-    counts = [1]
-    if subject.takes("image") or subject.takes("patches"):
-        grid = patch_grid(subject)
-        counts.append(1 + grid[0] * grid[1] if grid else 1)
-    if subject.takes("spectrogram"):
-        counts.append(int(subject.settings["max_source_positions"]))
-    if subject.takes("waveform"):
-        counts.append(FRAMES)
-    if subject.takes("tokens"):
-        counts.append(subject.length)
-    return max(counts)
-
-
-def enough_probes(subject: ProbedModel, asked: int, samples: int) -> int:
-    """Return how many of the probes that were asked for are needed for so many samples: whole batches."""
-    family = subject.model.family
-    if family.probes is not None or family.draws is not None:
-        return asked
-    needed = ceil(PLENTY * samples / tokens_of_a_probe(subject))
-    return min(asked, BATCH * ceil(needed / BATCH))

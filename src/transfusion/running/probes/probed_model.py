@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from os.path import exists
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from transfusion.architecture.config_schema import Number, Side, Sides
 from transfusion.model.model import Model
-from transfusion.running.probes.inputs import flatten_outputs, random_inputs
+from transfusion.model.recognition import Number, Side, Sides
+from transfusion.running.probes.inputs import flat_settings, in_dtype, random_inputs
 from transfusion.runtime.untrusted_files import read_json, validate
 
 BATCH = 32
@@ -52,10 +52,6 @@ class Preprocessor(TypedDict, total=False):
     image_processor: dict[str, Any]
 
 
-SideBySide: TypeAlias = Callable[[Callable[[int], None], int], None]
-"""Calls a function with every number below another, some at a time."""
-
-
 def one_by_one(run: Callable[[int], None], count: int) -> None:
     """Call ``run(number)`` for every number below ``count``."""
     for number in range(count):
@@ -68,13 +64,13 @@ class ProbedModel:
 
     model: Model
     module: nn.Module
-    each: SideBySide = one_by_one
+    each: Callable[[Callable[[int], None], int], None] = one_by_one
     """How several passes through the module are made."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings on one level, with the defaults of the library's configuration."""
-        return flatten_outputs(self._whole)
+        return flat_settings(self._whole)
 
     @property
     def _whole(self) -> Mapping[str, Any]:
@@ -108,10 +104,11 @@ class ProbedModel:
                 )
         return content
 
-    def template(self, batch: int = 1, seed: int = 0) -> dict[str, Tensor]:
-        """Return random inputs in float32, for their names and shapes."""
-        drawn = random_inputs(self.model.family, self._whole, batch=batch, seed=seed)
-        return {name: one.float() if one.is_floating_point() else one for name, one in drawn.items()}
+    def template(
+        self, batch: int = 1, seed: int = 0, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """Return random inputs, for their names and shapes."""
+        return in_dtype(random_inputs(self.model.family, self._whole, batch=batch, seed=seed), dtype)
 
     def takes(self, kind: str) -> bool:
         return kind in self.model.family.inputs
@@ -126,12 +123,13 @@ class ProbedModel:
 
     def token(self, *names: str) -> int | None:
         """Return the first of these special tokens that the configuration names and the vocabulary holds."""
-        for name in names:
-            info = self.settings.get(f"{name}_token_id")
-            one = info[0] if isinstance(info, list) and info else info
-            if isinstance(one, int) and 0 <= one < self.vocabulary and one not in self.unknown:
-                return one
-        return None
+        first = (found[0] for name in names if (found := self._tokens(name)))
+        return next((one for one in first if one not in self.unknown), None)
+
+    def _tokens(self, name: str) -> list[int]:
+        info = self.settings.get(f"{name}_token_id")
+        ids = info if isinstance(info, list) else [info]
+        return [one for one in ids if isinstance(one, int) and 0 <= one < self.vocabulary]
 
     @cached_property
     def unknown(self) -> frozenset[int]:
@@ -143,11 +141,7 @@ class ProbedModel:
     @cached_property
     def special(self) -> frozenset[int]:
         """The special tokens that the configuration names."""
-        ids: set[int] = set()
-        for name in _SPECIAL:
-            info = self.settings.get(f"{name}_token_id")
-            ids.update(one for one in (info if isinstance(info, list) else [info]) if isinstance(one, int))
-        return frozenset(one for one in ids if 0 <= one < self.vocabulary)
+        return frozenset(one for name in _SPECIAL for one in self._tokens(name))
 
     @cached_property
     def length(self) -> int:
@@ -168,14 +162,9 @@ class ProbedModel:
 
     def _skipped_positions(self) -> int:
         """Return how many positions are skipped: some models count from behind the padding token."""
-        skipped = [
-            part.padding_idx + 1
-            for name, part in self.module.named_modules()
-            if name.endswith("position_embeddings")
-            and isinstance(part, nn.Embedding)
-            and part.padding_idx is not None
-        ]
-        return max(skipped, default=0)
+        tables = [part for name, part in self.module.named_modules() if name.endswith("position_embeddings")]
+        padding = [part.padding_idx for part in tables if isinstance(part, nn.Embedding)]
+        return max((one + 1 for one in padding if one is not None), default=0)
 
     @property
     def writes(self) -> bool:

@@ -2,153 +2,101 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
-from safetensors.torch import save
 from torch import Tensor
 
 from transfusion.architecture.architecture import Architecture
 from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import ANONYMOUS, Layout, Name, size_of
 from transfusion.architecture.naming import Naming, unwrapped
-from transfusion.architecture.table import Table
-from transfusion.errors import AdapterError, CheckpointError, OutputError, listing
+from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.files.checkpoint import Checkpoint
-from transfusion.files.publishing import write_json, write_text
+from transfusion.files.lora_keys import LoraKey
 from transfusion.files.references import resolve
-from transfusion.files.staging import StagingFolder
 from transfusion.files.tensor_files import FLOATS, headers
-from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
-from transfusion.runtime.run_record import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import read_json, require_closed
-from transfusion.transport.adapters.checks import (
-    movable_kind,
-    refuse_odd_settings,
-    require_biases,
-    require_exchangeable,
-    require_targets,
-    require_tokens,
-    require_whole,
-)
 from transfusion.transport.adapters.classes import class_for
-from transfusion.transport.adapters.kinds import (
-    LORA,
-    PROMPT,
-    WHOLE,
-    AdapterKind,
-    AdapterPart,
-    WeightReference,
-)
-from transfusion.transport.adapters.kronecker import (
+from transfusion.transport.adapters.conversions import (
     LOKR,
     MOST,
     Kronecker,
     KroneckerCheckpoint,
-    as_lora,
-    kronecker_parts,
-    lora_config,
+    kronecker_sides,
 )
-from transfusion.transport.adapters.settings import CONFIG, WEIGHTS, ModuleSettings, require_sensible
-from transfusion.transport.adapters.targets import (
-    AdapterTensor,
-    TargetWeight,
-    TensorSlice,
-    joined_layout,
-    prompt_layout,
+from transfusion.transport.adapters.kinds import (
+    COMMON,
+    LORA,
+    MERGE,
+    PARTS,
+    PROMPT,
+    TOKENS,
+    WHOLE,
+    AdapterKind,
+    AdapterPart,
+    movable_kind,
+    refuse_odd_settings,
 )
-from transfusion.transport.output import Output
-from transfusion.transport.record import HEADER
+from transfusion.transport.adapters.outputs import AdapterFiles
+from transfusion.transport.adapters.places import Place, Places, joined_layout, prompt_layout
+from transfusion.transport.adapters.settings import (
+    CONFIG,
+    WEIGHTS,
+    ModuleSettings,
+    rank_settings,
+    require_sensible,
+)
 
-SINGLE = ".safetensors"
-HASHES = ("sshs_model_hash", "sshs_legacy_hash")
-"""Hashes of the file that kohya's programs keep in its header."""
-_STALE = "modelspec.hash_sha256"
-"""An entry of a header that is false for other tensors."""
+LABEL = "label"  # the name in tables for the axis of a task head with one unit per label
+AGAIN = "the adapter's file is damaged or incomplete; download or save it again"
+_BOTH = "the configuration and the weights belong to different adapters; download both again"
+_OTHER_BASE = "give the base that the adapter was trained on as `base`"
+_REPLACED = ".original_module."
+"""In a key: a module of the base that one of `modules_to_save` replaces. Old versions of PEFT stored it."""
+_WRAPPERS = re.compile(r"\.(?:(?:modules_to_save|ln_tuning_layers)(?:\.default)?|base_layer)\.")
+"""In the key of a whole tensor: what PEFT puts into it."""
 
 
 @dataclass(frozen=True)
-class AdapterFiles:
-    """How an adapter is stored: PEFT's folder, or a LoRA file whose header says how it was made."""
+class AdapterTensor:
+    """One stored tensor of an adapter, with its layout on a base."""
 
-    lora: str | None = None
-    """The name of the LoRA file in a folder; None for PEFT's files."""
-    header: Mapping[str, str] = field(default_factory=dict)
-    """The header of the LoRA before it was moved."""
+    key: str  # the name in the adapter's file
+    tensor: str  # the canonical name of the tensor that it changes or replaces
+    layout: Layout  # the axes; for a member of a stack, those of the whole stack
+    part: AdapterPart = WHOLE
+    module: str = ""  # the live model's name of the target module; empty for a whole tensor
+    places: tuple[Place, ...] = ()
+    """The places of the module's weight: one, or several tensors that are joined along their outputs."""
+    rank: int | None = None
+    stack: tuple[str, ...] = ()  # the keys of all members of the stack that it belongs to; π may permute them
 
-    def require_path(self, path: Path) -> None:
-        """Refuse a path that cannot hold these files."""
-        if self.lora is None and path.suffix == SINGLE:
-            raise OutputError(
-                f"{path}: an adapter is a folder with a configuration and weights",
-                hint="give a name without .safetensors",
-            )
+    @property
+    def whole(self) -> bool:
+        """Whether this is a copy of the whole tensor, and not a factor of a change."""
+        return self.part is WHOLE
 
-    def write(self, staging: StagingFolder, tensors: Mapping[str, Tensor], output: Output) -> None:
-        """Write all files into a staging folder."""
-        metadata, single = output.metadata(), staging.path.suffix == SINGLE
-        if self.lora is None:
-            write_shard(staging.output / WEIGHTS[0], _lazy(tensors))
-            write_json(staging.output / CONFIG, output.config or {})
-        else:
-            ordered = dict(sorted(tensors.items()))
-            header = {**self._kept(ordered), HEADER: json.dumps(_shareable(metadata), ensure_ascii=False)}
-            name = staging.path.name if single else self.lora
-            write_shard(staging.output / name, _lazy(ordered), metadata=header)
-        if not single:
-            for name, text in output.texts(metadata).items():
-                write_text(staging.output / name, text)
-
-    def _kept(self, tensors: dict[str, Tensor]) -> dict[str, str]:
-        """Return the entries of the header, with the hashes of the new tensors."""
-        kept = {key: value for key, value in self.header.items() if key not in (_STALE, HEADER)}
-        if any(key in kept for key in HASHES):
-            kept |= {key: one for key, one in _hashes(tensors, kept).items() if key in kept}
-        return kept or {"format": "pt"}
+    def tensor_at(self, place: Place) -> str:
+        """Return the canonical name of the tensor that it changes at one of its places."""
+        return place.tensor if self.part.of == "weight" else place.bias.tensor
 
 
-def _hashes(tensors: dict[str, Tensor], header: Mapping[str, str]) -> dict[str, str]:
-    """Return kohya's two hashes: of the bytes after the header, and of 64 kB that begin at 1 MB.
-
-    They are those of a file whose header has only the entries that begin with ``ss_``.
-    """
-    whole = save(tensors, {key: value for key, value in header.items() if key.startswith("ss_")})
-    start = 8 + int.from_bytes(whole[:8], "little")
-    model = hashlib.sha256(memoryview(whole)[start:]).hexdigest()
-    legacy = hashlib.sha256(whole[0x100000 : 0x100000 + 0x10000]).hexdigest()[:8]
-    return dict(zip(HASHES, (model, legacy), strict=True))
-
-
-def _shareable(value: Any) -> Any:
-    """Return metadata without absolute paths: LoRA files are passed on."""
-    if isinstance(value, Mapping):
-        return {key: _shareable(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shareable(one) for one in value]
-    return shareable_text(shareable_path(value)) if isinstance(value, str) else value
-
-
-def _lazy(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
-    return {name: LazyTensor.of(tensor) for name, tensor in tensors.items()}
-
-
-# ── adapters ────────────────────────────────────────────────────────────────────────────────────
-
-
-_BOTH = "the configuration and the weights belong to different adapters; download both again"
-_REPLACED = ".original_module."
-"""In a key: a module of the base that one of `modules_to_save` replaces. PEFT stores it without using it."""
-LABEL = "label"
-"""The name in tables for the axis of a task head with one unit per label."""
+def by_module(found: Iterable[AdapterTensor]) -> dict[str, dict[str, AdapterTensor]]:
+    """Return the stored tensors of every module that an adapter changes, by the names of their parts."""
+    modules: dict[str, dict[str, AdapterTensor]] = {}
+    for factor in found:
+        if factor.module:
+            modules.setdefault(factor.module, {})[factor.part.name] = factor
+    return modules
 
 
 @dataclass(frozen=True)
@@ -161,9 +109,53 @@ class Adapter:
     original: Adapter | None = None
     """The adapter as it is stored, if this one is of another kind or in another vocabulary."""
 
+    @classmethod
+    def open(cls, reference: str | Path) -> Adapter:
+        """Read the headers of an adapter; refuse kinds that cannot be moved. A LoKr becomes a LoRA."""
+        root, label = resolve(reference), str(reference)
+        config = read_json(require_closed(root) / CONFIG)
+        require_sensible(label, config)
+        kind = movable_kind(label, config)
+        refuse_odd_settings(label, kind, config)
+        file = next((root / name for name in WEIGHTS if (root / name).exists()), None)
+        if file is None:
+            raise CheckpointError(
+                f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="download the adapter's weights too"
+            )
+        tensors = {key: info for key, info in headers(file).items() if _REPLACED not in key}
+        found = cls(Checkpoint(label, root, tensors, (file,)), config, kind)
+        if odd := [name for name, info in tensors.items() if info.dtype not in FLOATS]:
+            raise found.error(
+                f"{listing(odd)} is stored in a type that cannot be moved",
+                "save the adapter as float16, bfloat16 or float32",
+            )
+        return found._as_lora(MOST) if kind.name == LOKR else found
+
+    def to_merge(self) -> Adapter:
+        """Return the adapter as it becomes part of a model: a LoKr as a LoRA of full rank."""
+        return self if self.original is None else self.original._as_lora(None)
+
+    def _as_lora(self, most: int | None) -> Adapter:
+        """Return a LoKr as a LoRA of at most this rank."""
+        modules = {
+            owner: Kronecker(sides, self.settings(unwrapped(owner)).scale, most)
+            for owner, sides in kronecker_sides(self.checkpoint).items()
+        }
+        if not modules:
+            raise self.error("the file has no tensor of a LOKR adapter", _BOTH)
+        common = set(COMMON.split()) - {"init_weights"}
+        kept = {key: value for key, value in self.config.items() if key in common}
+        config = kept | rank_settings({unwrapped(owner): one.rank for owner, one in modules.items()})
+        checkpoint = KroneckerCheckpoint.over(self.checkpoint, modules)
+        return replace(self, checkpoint=checkpoint, config=config, kind=LORA, original=self)
+
     @property
     def label(self) -> str:
         return self.checkpoint.label
+
+    def error(self, message: str, hint: str) -> AdapterError:
+        """Return an error about this adapter."""
+        return AdapterError(f"{self.label}: {message}", hint=hint)
 
     @property
     def files(self) -> AdapterFiles:
@@ -171,51 +163,8 @@ class Adapter:
         return AdapterFiles()
 
     @property
-    def stated_format(self) -> dict[str, str]:
-        """The format of a LoRA file, for the metadata; nothing for PEFT's."""
-        return {}
-
-    @classmethod
-    def open(cls, reference: str | Path, *, exact: bool = False) -> Adapter:
-        """Read the headers of an adapter; refuse kinds that cannot be moved.
-
-        A LoKr becomes a LoRA: of full rank if ``exact``.
-        """
-        root = resolve(reference)
-        config = read_json(require_closed(root) / CONFIG)
-        require_sensible(str(reference), config)
-        kind = movable_kind(str(reference), config)
-        refuse_odd_settings(str(reference), kind, config)
-        file = next((root / name for name in WEIGHTS if (root / name).exists()), None)
-        if file is None:
-            raise CheckpointError(
-                f"{root}: {CONFIG} without {listing(WEIGHTS)}", hint="download the adapter's weights too"
-            )
-        tensors = headers(file)
-        if odd := [name for name, info in tensors.items() if info.dtype not in FLOATS]:
-            raise AdapterError(
-                f"{reference}: {listing(odd)} is stored in a type that cannot be moved",
-                hint="save the adapter as float16, bfloat16 or float32",
-            )
-        found = cls(Checkpoint(str(reference), root, tensors, (file,)), config, kind)
-        return found._as_lora(None if exact else MOST) if kind.name == LOKR else found
-
-    def _as_lora(self, most: int | None) -> Adapter:
-        """Return a LoKr as a LoRA of at most this rank."""
-        modules = {
-            owner: Kronecker(parts, self.settings(unwrapped(owner)).loha_scale, most)
-            for owner, parts in kronecker_parts(self.checkpoint).items()
-        }
-        if not modules:
-            raise AdapterError(f"{self.label}: the file has no tensor of a LOKR adapter", hint=_BOTH)
-        config = lora_config(self.config, {unwrapped(owner): one.rank for owner, one in modules.items()})
-        return replace(
-            self, checkpoint=as_lora(self.checkpoint, modules), config=config, kind=LORA, original=self
-        )
-
-    @property
-    def converted(self) -> dict[str, Any]:
-        """What a kind that cannot move became, for records; empty if it is the stored kind."""
+    def about(self) -> dict[str, Any]:
+        """What the metadata says about it: the format of a LoRA file, and what a LoKr became."""
         return self.checkpoint.about if isinstance(self.checkpoint, KroneckerCheckpoint) else {}
 
     def settings(self, module: str) -> ModuleSettings:
@@ -234,11 +183,11 @@ class Adapter:
         trained = self.config.get("revision")
         same = self.config.get("base_model_name_or_path") == name
         found = []
-        if about := self.converted:
-            share = "all" if about["kept"] == 1 else f"at least {about['kept']:.1%}"
+        if kept := self.about.get("kept"):
+            share = "all" if kept == 1 else f"at least {kept:.1%}"
             found.append(
-                f"{self.label} is a LoKr, and becomes a LoRA of rank {about['rank']}, which holds {share} of"
-                " the change of every module; `full=True` merges all of it into the model"
+                f"{self.label} is a LoKr, and becomes a LoRA of rank {self.about['rank']}, which holds"
+                f" {share} of the change of every module; `full=True` merges all of it into the model"
             )
         if same and revision and trained and trained != revision:
             found.append(
@@ -247,10 +196,29 @@ class Adapter:
         return found
 
     @cached_property
+    def keys(self) -> Mapping[str, LoraKey]:
+        """The names of its tensors, taken apart. A whole tensor has no part."""
+        names = "" if self.kind.prompt else "|".join(name for name in self.kind.parts if "." not in name)
+        pattern = re.compile(
+            rf"(?P<module>.+?)\.(token_adapter\.)?(?P<part>{names or '(?!)'})(\.default)?"
+            r"(\.weight|(?P<bias>\.bias))?"
+        )
+        found = {}
+        for key in self.checkpoint.tensors:
+            module, part = _WRAPPERS.sub(".", key), ""
+            if match := pattern.fullmatch(key):
+                module, part = unwrapped(match["module"]), match["part"] + (match["bias"] or "")
+            elif self.kind.prompt:
+                module, part = module.removeprefix("base_model."), PROMPT if key == PROMPT else ""
+            found[key] = LoraKey(
+                key, prefix="", format="PEFT", component="", module=module, part=part, kind="", refused=""
+            )
+        return found
+
+    @property
     def modules(self) -> list[str]:
         """The modules whose weights it changes by factors, in PEFT's names."""
-        matches = map(self._keys.fullmatch, self.checkpoint.tensors)
-        return sorted({unwrapped(match["module"]) for match in matches if match})
+        return sorted({one.module for one in self.keys.values() if one.part not in ("", PROMPT)})
 
     @property
     def fingerprint(self) -> str:
@@ -271,68 +239,105 @@ class Adapter:
 
     def factors(self, base: Model) -> list[AdapterTensor]:
         """Return every stored tensor with its layout on a base; refuse an adapter that does not fit."""
-        place = self._place_on(base)
-        keys = [key for key in self.checkpoint.tensors if _REPLACED not in key]
-        return self._checked(self._stacked([self._factor(key, place) for key in keys], place), base, place)
+        places = self._places_on(base)
+        found = [self._factor(self.keys[key], places) for key in self._own(base, places)]
+        found = self._stacked(found, places.architecture)
+        self._require_complete(found, base)
+        for factor in found:
+            self._require_fit(factor, places.architecture)
+            if isinstance(self.checkpoint, KroneckerCheckpoint) and factor.places:
+                self.checkpoint.require_kernel(factor.key, len(base.info(factor.places[0].tensor).shape))
+        return found
+
+    def _own(self, base: Model, places: Places) -> list[str]:
+        """Return the names of the stored tensors that change the base."""
+        return list(self.keys)
 
     def kept(self, base: Model) -> list[str]:
         """Return the names of stored tensors that do not change the base, and stay as they are."""
-        return [key for key in self.checkpoint.tensors if _REPLACED in key]
+        return []
 
-    def _checked(self, found: list[AdapterTensor], base: Model, place: TargetWeight) -> list[AdapterTensor]:
-        """Return the stored tensors; refuse missing parts, ranks that disagree, and wrong shapes."""
-        require_whole(self.label, self.kind, self.config, found)
-        require_biases(self.label, found, base.names)
-        require_targets(
-            self.label, self.config, found, [*base.architecture.backbone, *base.checkpoint.tensors]
-        )
+    def _factor(self, key: LoraKey, places: Places) -> AdapterTensor:
+        if key.part in ("", PROMPT):
+            tensor, part = key.part or places.naming.canonical(key.module), PARTS.get(key.part, WHOLE)
+            return AdapterTensor(key.key, tensor, self._layout_of(tensor, key, places), part)
+        if (part_of := self.kind.parts.get(key.part)) is None:
+            raise self.error(f"{key.key} is no part of a {self.kind.name} adapter", MERGE)
+        place = places.of_module(key.module)
+        absent = place.tensor not in places.architecture.tensors
+        if absent and part_of is TOKENS:
+            place = replace(place, tensor=places.ties.get(place.tensor, place.tensor))
+        return self._on_places(key, part_of, (place,), places)
+
+    def _on_places(
+        self, key: LoraKey, part: AdapterPart, spots: tuple[Place, ...], places: Places
+    ) -> AdapterTensor:
+        """Return a part with its layout on the weight of its module, or on several that are joined."""
+        wholes = [self._layout_of(spot.tensor, key, places) for spot in spots]
+        weight = joined_layout([spot.layout(whole) for spot, whole in zip(spots, wholes, strict=True)])
+        shape = self.checkpoint.tensors[key.key].shape
+        if weight.arrow is None and part.form not in ("", "weight", "bias"):
+            raise self.error(
+                f"{key.key} changes {spots[0].tensor}, which is not a linear map ('{weight}')",
+                "this adapter was made for another architecture",
+            )
+        if (found := part.on(weight, shape)) is None:
+            why = f"which {part.name} ('{part.form}') cannot have on a weight '{weight}'"
+            raise self.error(f"{key.key} has shape {shape}, {why}", _OTHER_BASE)
+        layout, rank = found
+        if spots[0].member is not None:
+            split = layout.split + bool(layout.arrow)
+            layout = Layout((wholes[0].items[0], *layout.items), layout.arrow, split)
+        tensor = spots[0].tensor if part.of == "weight" else spots[0].bias.tensor
+        return AdapterTensor(key.key, tensor, layout, part, key.owner, spots, rank)
+
+    def _layout_of(self, tensor: str, key: LoraKey, places: Places) -> Layout:
+        if tensor not in places.architecture.tensors:
+            raise self.error(f"{key.key} belongs to {tensor}, which the base does not have", _OTHER_BASE)
+        return places.architecture.tensors[tensor]
+
+    def _stacked(self, found: list[AdapterTensor], architecture: Architecture) -> list[AdapterTensor]:
+        """Return the tensors, with the keys of the whole stack in each member of a stack."""
+        stacks: dict[tuple[str, int | None, str], dict[int, AdapterTensor]] = {}
         for factor in found:
-            self._require_fit(factor, place.architecture)
-            if isinstance(self.checkpoint, KroneckerCheckpoint) and factor.places:
-                dims = len(base.info(factor.places[0].tensor).shape)
-                self.checkpoint.require_kernel(factor.key, dims)
-        return found
+            if factor.places and (place := factor.places[0]).member is not None:
+                stacks.setdefault((place.tensor, place.piece, factor.part.name), {})[place.member] = factor
+        keys: dict[str, tuple[str, ...]] = {}
+        for (tensor, _, _), members in stacks.items():
+            size = size_of(architecture.tensors[tensor].items[0], architecture.sizes)
+            self._require_exchangeable(tensor, size, members)
+            stack = tuple(members[member].key for member in range(size))
+            keys.update(dict.fromkeys(stack, stack))
+        return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]
 
-    @cached_property
-    def _keys(self) -> re.Pattern[str]:
-        """The pattern of the keys of the kind's parts."""
-        names = "|".join(part.name for part in self.kind.parts if "." not in part.name) or "(?!)"
-        return re.compile(
-            rf"(?P<module>.+?)\.(token_adapter\.)?(?P<part>{names})(\.default)?(\.(?P<leaf>weight|bias))?"
-        )
+    # ── heads of its own ─────────────────────────────────────────────────────────────────────
 
-    def _place_on(self, base: Model) -> TargetWeight:
+    def _places_on(self, base: Model) -> Places:
         """Return the base's architecture with the adapter's own heads and its prompt."""
-        table, bound = self._bound_on(base)
+        bound = self._bound_on(base)
         if self.kind.prompt:
-            layout = prompt_layout(self.kind.name, self.config, bound)
-            bound = replace(bound, tensors={**bound.tensors, PROMPT: layout})
-        naming = Naming(base.family, live=True)
-        return TargetWeight(naming, bound.under(base.architecture.policy), table.ties)
+            bound = replace(bound, tensors={**bound.tensors, PROMPT: prompt_layout(bound)})
+        return Places(Naming(base.family, live=True), bound.under(base.architecture.policy), base.ties)
 
-    def _bound_on(self, base: Model) -> tuple[Table, Architecture]:
+    def _bound_on(self, base: Model) -> Architecture:
         """Return the table for a model of the adapter's class, bound to the shapes of base and adapter."""
-        own, shapes = self._wholes(base), {name: base.info(name).shape for name in base.names}
-        if new := {name for name, shape in own.items() if shapes.get(name) != shape}:
-            shapes = {name: one for name, one in shapes.items() if name in own or not _labels(base, name)}
-        name = class_for(self.config, base.config) if new else None
-        config = {**base.config, "architectures": [name]} if name else base.config
+        naming, stored = Naming(base.family, live=True), self.checkpoint.tensors
+        whole = {key: naming.canonical(one.module) for key, one in self.keys.items() if not one.part}
+        own = {name: stored[key].shape for key, name in whole.items()}
+        shapes = {name: base.info(name).shape for name in base.names}
+        config, known = base.config, base.architecture
+        if any(shapes.get(name) != shape for name, shape in own.items()):
+            labelled = {name for name in known.task_heads if LABEL in known.tensors[name].names()}
+            shapes = {name: one for name, one in shapes.items() if name in own or name not in labelled}
+            if (class_name := class_for(self.config, config)) is not None:
+                config = {**config, "architectures": [class_name]}
         table = base.family.table(config, frozenset({*shapes, *own}))
-        return table, bind(table, {**shapes, **own}, base.family.name)
-
-    def _wholes(self, base: Model) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors that are stored as a whole, by canonical name."""
-        naming = Naming(base.family, live=True)
-        return {
-            naming.canonical(self._plain(key)): info.shape
-            for key, info in self.checkpoint.tensors.items()
-            if not (self._keys.fullmatch(key) or self._is_prompt(key) or _REPLACED in key)
-        }
+        return bind(table, {**shapes, **own}, base.family.name)
 
     def read_through(self, base: Model, own: Iterable[str]) -> frozenset[str]:
         """Return the head tensors of the base that the adapter's own heads read through, such as a pooler."""
-        _, bound = self._bound_on(base)
-        layouts = {name: bound.tensors[name] for name in bound.heads if name not in own}
+        bound = self._bound_on(base)
+        layouts = {name: bound.tensors[name] for name in bound.task_heads if name not in own}
         read = {axis for name in own for axis in _axes(bound.tensors[name], bound.tensors[name].inputs)}
         found: set[str] = set()
         while new := {n for n, one in layouts.items() if n not in found and _axes(one, one.outputs) & read}:
@@ -342,89 +347,54 @@ class Adapter:
         plain = {name: set(one.names()) for name, one in layouts.items() if one.arrow is None}
         return frozenset(found | {name for name, axes in plain.items() if axes and axes <= written})
 
-    def _is_prompt(self, key: str) -> bool:
-        return self.kind.prompt and key == PROMPT
+    # ── refusals ─────────────────────────────────────────────────────────────────────────────
 
-    def _plain(self, key: str) -> str:
-        """Return the key of a whole tensor without the wrappers that PEFT puts into it."""
-        wrappers = (".modules_to_save.default.", ".modules_to_save.", ".base_layer.")
-        for wrapper in (*wrappers, ".ln_tuning_layers.default.", ".ln_tuning_layers."):
-            key = key.replace(wrapper, ".")
-        return key.removeprefix("base_model.") if self.kind.prompt else key
+    def _require_complete(self, found: Sequence[AdapterTensor], base: Model) -> None:
+        """Refuse missing parts and modules, and ranks that disagree."""
+        kind = self.kind
+        if kind.parts and not any(factor.part.name in kind.parts for factor in found):
+            raise self.error(f"the file has no tensor of a {kind.name} adapter", _BOTH)
+        for module, parts in by_module(found).items():
+            if absent := sorted(kind.absent(parts.keys())):
+                there = sorted(parts.keys() & set(kind.needs.split()))
+                raise self.error(f"{module} has {listing(there)} without {listing(absent)}", AGAIN)
+            ranks = {one.rank: name for name, one in sorted(parts.items()) if one.rank is not None}
+            if len(ranks) > 1:
+                shown = " and ".join(f"{rank} in {name}" for rank, name in ranks.items())
+                raise self.error(f"{module} has rank {shown}", AGAIN)
+            promised = self.settings(module).rank if ranks else None
+            if promised not in (None, *ranks):
+                raise self.error(
+                    f"{module} has rank {next(iter(ranks))}, and the configuration says {promised}", _BOTH
+                )
+        whole = {factor.tensor for factor in found if factor.whole}
+        for weight in sorted(name for name in whole if name.endswith(".weight")):
+            bias = weight.removesuffix("weight") + "bias"
+            if bias in base.names and bias not in whole:
+                raise self.error(f"it has {weight} without {bias}", AGAIN)
+        self._require_targets(found, base)
 
-    def _factor(self, key: str, place: TargetWeight) -> AdapterTensor:
-        match = self._keys.fullmatch(key)
-        if match is not None:
-            return self._part_of_change(key, match, place)
-        tensor = PROMPT if self._is_prompt(key) else place.naming.canonical(self._plain(key))
-        part = self.kind.parts[0] if self._is_prompt(key) else WHOLE
-        return AdapterTensor(key, tensor, self._layout_of(tensor, key, place), part)
-
-    def _part_of_change(self, key: str, match: re.Match[str], place: TargetWeight) -> AdapterTensor:
-        name = match["part"] + (".bias" if match["leaf"] == "bias" else "")
-        if (part := self.kind.part(name)) is None:
-            raise AdapterError(
-                f"{self.label}: {key} is no part of a {self.kind.name} adapter",
-                hint="merge the adapter into its base, and move the merged model",
+    def _require_targets(self, found: Sequence[AdapterTensor], base: Model) -> None:
+        """Refuse a target module that the base has and for which nothing is stored."""
+        targets = self.config.get("target_modules")
+        if not isinstance(targets, list) or self.config.get("exclude_modules"):
+            return
+        stored = [factor.module or factor.tensor.rpartition(".")[0] for factor in found]
+        names = (*base.architecture.backbone, *base.checkpoint.tensors)
+        theirs = [name.rpartition(".")[0] for name in names]
+        here, there = (
+            {one for one in targets if any(f".{name}".endswith(f".{one}") for name in modules)}
+            for modules in (stored, theirs)
+        )
+        if missing := sorted(there - here):
+            raise self.error(
+                f"missing target module: the configuration names {listing(missing)}, and the file has no"
+                " tensors for it",
+                AGAIN,
             )
-        spot = place.weight_of(match["module"])
-        if spot.tensor not in place.architecture.tensors and part.reference is WeightReference.ROWS:
-            spot = replace(spot, tensor=place.ties.get(spot.tensor, spot.tensor))
-        return self._on_places(key, part, unwrapped(match["module"]), (spot,), place)
-
-    def _on_places(
-        self,
-        key: str,
-        part: AdapterPart,
-        module: str,
-        spots: tuple[TensorSlice, ...],
-        place: TargetWeight,
-    ) -> AdapterTensor:
-        """Return a part with its layout on the weight of its module, or on several that are joined."""
-        wholes = [self._layout_of(spot.tensor, key, place) for spot in spots]
-        weight = joined_layout([spot.layout(whole) for spot, whole in zip(spots, wholes, strict=True)])
-        shape = self.checkpoint.tensors[key].shape
-        if weight.arrow is None and part.form not in ("", "weight", "bias"):
-            raise AdapterError(
-                f"{self.label}: {key} changes {spots[0].tensor}, which is not a linear map ('{weight}')",
-                hint="this adapter was made for another architecture",
-            )
-        if (found := part.on(weight, shape)) is None:
-            raise AdapterError(
-                f"{self.label}: {key} has shape {shape}, which {part.name} ('{part.form}') cannot have on a"
-                f" weight '{weight}'",
-                hint="give the base that the adapter was trained on as `base`",
-            )
-        layout, rank = found
-        stack = spots[0].stack(wholes[0])
-        layout = Layout((*stack, *layout.items), layout.arrow, layout.split + len(stack) * bool(layout.arrow))
-        tensor = spots[0].tensor if part.of == "weight" else spots[0].bias.tensor
-        return AdapterTensor(key, tensor, layout, part, module, spots, rank)
-
-    def _stacked(self, found: list[AdapterTensor], place: TargetWeight) -> list[AdapterTensor]:
-        """Return the tensors, with the keys of the whole stack in each member of a stack."""
-        stacks: dict[tuple[str, int | None, str], dict[int, AdapterTensor]] = {}
-        for factor in found:
-            if factor.places and (spot := factor.places[0]).member is not None:
-                stacks.setdefault((spot.tensor, spot.piece, factor.part.name), {})[spot.member] = factor
-        keys: dict[str, tuple[str, ...]] = {}
-        for (tensor, _, _), members in stacks.items():
-            size = size_of(place.architecture.tensors[tensor].items[0], place.architecture.sizes)
-            shapes = {self.checkpoint.tensors[factor.key].shape for factor in members.values()}
-            require_exchangeable(self.label, self.config, size, members, shapes)
-            stack = tuple(members[member].key for member in range(size))
-            keys.update(dict.fromkeys(stack, stack))
-        return [replace(factor, stack=keys.get(factor.key, ())) for factor in found]
-
-    def _layout_of(self, tensor: str, key: str, place: TargetWeight) -> Layout:
-        if tensor not in place.architecture.tensors:
-            raise AdapterError(
-                f"{self.label}: {key} belongs to {tensor}, which the base does not have",
-                hint="give the base that the adapter was trained on as `base`",
-            )
-        return place.architecture.tensors[tensor]
 
     def _require_fit(self, factor: AdapterTensor, architecture: Architecture) -> None:
+        """Refuse a tensor of another size than the base's axes, and trained tokens that do not fit."""
         shape = self.checkpoint.tensors[factor.key].shape
         shape = (len(factor.stack), *shape) if factor.stack else shape
         wanted = tuple(
@@ -432,20 +402,45 @@ class Adapter:
             for item, extent in zip(factor.layout.items, shape, strict=False)
         )
         if shape != wanted:
-            raise AdapterError(
-                f"{self.label}: {factor.key} has shape {shape}, and on this base"
-                f" '{factor.layout}' is {wanted}",
-                hint="the adapter belongs to a base of another size; give that one as `base`",
+            raise self.error(
+                f"{factor.key} has shape {shape}, and on this base '{factor.layout}' is {wanted}",
+                "the adapter belongs to a base of another size; give that one as `base`",
             )
-        if factor.part.reference is WeightReference.ROWS:
-            vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
-            require_tokens(self.label, factor.key, shape[0], self.settings(factor.module).tokens, vocabulary)
+        if factor.part is not TOKENS:
+            return
+        tokens = self.settings(factor.module).tokens
+        vocabulary = size_of(architecture.tensors[factor.tensor].items[0], architecture.sizes)
+        if shape[0] != len(tokens):
+            raise self.error(
+                f"{factor.key} has {shape[0]} rows, and the configuration names {len(tokens)} tokens", _BOTH
+            )
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise self.error(
+                f"the configuration names token {max(tokens)}, and the base has {vocabulary} tokens",
+                "the adapter belongs to a base with another vocabulary; give that base as `base`",
+            )
 
-
-def _labels(base: Model, name: str) -> bool:
-    """Whether a tensor of the base belongs to a head with labels, whose number the adapter may change."""
-    heads = base.architecture.heads
-    return name in heads and LABEL in base.architecture.tensors[name].names()
+    def _require_exchangeable(self, tensor: str, size: int, members: Mapping[int, AdapterTensor]) -> None:
+        """Refuse an adapter that does not change all experts of a stack alike: π permutes the experts."""
+        if absent := sorted(set(range(size)) - members.keys()):
+            raise self.error(
+                f"the adapter changes some of the experts in {tensor}, and not number {listing(absent)}; in B"
+                " they have other numbers",
+                MERGE,
+            )
+        shapes = {self.checkpoint.tensors[factor.key].shape for factor in members.values()}
+        if len(shapes) > 1:
+            raise self.error(
+                f"the experts in {tensor} have tensors of several shapes ({listing(sorted(shapes))}), and"
+                " cannot be permuted",
+                MERGE,
+            )
+        if len({self.settings(factor.module).alpha for factor in members.values()}) > 1:
+            raise self.error(
+                f"alpha_pattern gives experts such as {members[0].module} different scales, and π permutes"
+                " experts",
+                MERGE,
+            )
 
 
 def _axes(layout: Layout, dims: range) -> set[str]:

@@ -7,10 +7,10 @@ with ΔW, direction by direction. No model is run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from math import isfinite, prod
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -22,54 +22,16 @@ from transfusion.architecture.naming import block_of
 from transfusion.errors import AdapterError
 from transfusion.files.tensor_files import row_blocks
 from transfusion.matching.advice import OUTSIDE, describe_drift, relative
-from transfusion.matching.weights.weight_pair import dot_by_row, sum_of
+from transfusion.matching.weights import dot_by_row, sum_of
 from transfusion.runtime.engines import Threads
 from transfusion.runtime.progress import phase
-from transfusion.transport.adapters.folded import FoldedAdapter
-from transfusion.transport.adapters.move import MovedAdapter
-from transfusion.transport.adapters.targets import as_matrix
+from transfusion.transport.adapters.kinds import singular_directions
+from transfusion.transport.adapters.moved_adapter import MovedAdapter
+from transfusion.transport.adapters.places import as_matrix
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.task_vector import working
 
-LOW_RANK = 1e-3
-"""The share of a change that its directions may miss; kinds whose changes have a higher rank miss more."""
-NOTABLE = 0.05
-"""The share of an adapter in B's own change from which it is told."""
-
-
-@dataclass(frozen=True)
-class DriftSums:
-    """Squares and products over some weights; those of two sets of weights are added."""
-
-    of_a: float = 0.0
-    """|π(A)|²."""
-    moved: float = 0.0
-    """|D|²."""
-    added: float = 0.0
-    """|ΔW|²."""
-    overlap: float = 0.0
-    """⟨ΔW, D⟩."""
-    known: float = 0.0
-    """|ΔW|² of the weights whose directions are known."""
-    overwritten: float = 0.0
-    """Σ sᵢ² over the directions where D is larger than the adapter's change."""
-    response_a: float = 0.0
-    """Σ sᵢ²·|π(A)·vᵢ|²: what A makes of the inputs that the adapter reads. |π(A)|², if they are not known."""
-    response_b: float = 0.0
-    """The same of B."""
-
-    def __add__(self, other: DriftSums) -> DriftSums:
-        return DriftSums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return the numbers that a user reads."""
-        return {
-            "moved": relative(self.moved, self.of_a),
-            "strength": relative(self.added, self.of_a),
-            "overwritten": round(self.overwritten / self.known, 6) if self.known else None,
-            "contained": round(self.overlap / self.added, 6) if self.added else None,
-            "alpha": relative(self.response_b, self.response_a) or 1.0,
-        }
+NOTABLE = 0.05  # the share of an adapter in B's own change from which it is told
 
 
 def adapter_drift(moved: MovedAdapter, jobs: int | None = None) -> dict[str, Any] | None:
@@ -82,22 +44,21 @@ def adapter_drift(moved: MovedAdapter, jobs: int | None = None) -> dict[str, Any
     negative if B went the other way. ``alpha`` keeps the strength of the adapter relative to what the base
     makes of the same inputs. ``jobs`` is the number of threads; by default one per core.
     """
-    folded = FoldedAdapter(replace(moved, alpha=Alpha()))
+    moved = replace(moved, alpha=Alpha())
     try:
-        changed = sorted(folded.changed)
+        changed = sorted(moved.changed)
     except AdapterError:
         return None
     models = moved.base.architecture, moved.onto.architecture
     names = [name for name in changed if all(name in one.tensors for one in models)]
     with phase("comparing A and B where the adapter acts"), Threads.opened(jobs) as threads:
-        found = threads.each(partial(_drift, folded), names)
-    blocks: dict[str, DriftSums] = defaultdict(DriftSums)
+        found = threads.map(partial(_drift, moved), names)
+    blocks: dict[str, list[dict[str, float]]] = {}
     for name, sums in zip(names, found, strict=True):
-        blocks[block_of(name) or OUTSIDE] += sums
+        blocks.setdefault(block_of(name) or OUTSIDE, []).append(sums)
     if not blocks:
         return None
-    total = sum(blocks.values(), DriftSums())
-    return {**total.as_dict(), "blocks": {name: sums.as_dict() for name, sums in blocks.items()}}
+    return {**_told(found), "blocks": {name: _told(some) for name, some in blocks.items()}}
 
 
 def strength_alpha(drift: Mapping[str, Any]) -> Alpha:
@@ -125,122 +86,90 @@ def describe_adapter_drift(drift: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _drift(folded: FoldedAdapter, name: str) -> DriftSums:
-    """Return the sums of one weight, which is read some rows at a time."""
-    product, change = folded.factors(name), None
+def _told(found: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Return the numbers that a user reads, from the sums of some weights."""
+    sums: dict[str, float] = defaultdict(float)
+    for name, value in (pair for one in found for pair in one.items()):
+        sums[name] += value
+    known, added = sums["known"], sums["added"]
+    return {
+        "moved": relative(sums["moved"], sums["of_a"]),
+        "strength": relative(added, sums["of_a"]),
+        "overwritten": round(sums["overwritten"] / known, 6) if known else None,
+        "contained": round(sums["overlap"] / added, 6) if added else None,
+        "alpha": relative(sums["response_b"], sums["response_a"]) or 1.0,
+    }
+
+
+def _drift(moved: MovedAdapter, name: str) -> dict[str, float]:
+    """Return squares and products over one weight, which is read some rows at a time."""
+    sums: dict[str, float] = defaultdict(float)
     try:
-        if product is not None:
-            found = _directions_of_product(*product)
+        if (product := moved.product(name)) is not None:
+            directions, change = singular_directions(*product), None
         else:
-            layout = folded.moved.onto.architecture.tensors[name]
-            change = _as_matrix(folded.delta(name), layout)
-            found = _directions(change, _rank(folded, name))
-        sums = _undirected(folded, name, change) if found is None else _directed(folded, name, *found)
-        if all(map(isfinite, astuple(sums))):
-            return sums
+            layout = moved.onto.architecture.tensors[name]
+            directions, change = None, _matrix(moved.delta(name), layout)
+        _compare(moved, name, directions, change, sums)
     except LinAlgError:  # the change has infinite values
-        pass
-    for model in (folded.moved.base, folded.moved.onto):
+        sums["added"] = inf
+    if all(map(isfinite, sums.values())):
+        return sums
+    for model in (moved.base, moved.onto):
         model.read(name)  # refuses it by name
     raise AdapterError(
-        f"{folded.moved.label}: its change of {name} is too large to compute with: look at its alpha",
+        f"{moved.label}: its change of {name} is too large to compute with: look at its alpha",
         hint="was it saved after a training that diverged? Save it again",
     )
 
 
-def _undirected(folded: FoldedAdapter, name: str, change: Tensor | None) -> DriftSums:
-    """Return the sums for a change without known directions, or for no change."""
-    sums = DriftSums()
-    for outputs, inputs, of_a, of_b in _side_by_side(folded, name):
-        drift, size = of_b - of_a, _squares(of_a)
-        here = torch.zeros_like(drift) if change is None else change[outputs, inputs].to(drift)
-        sums += DriftSums(
-            of_a=size,
-            moved=_squares(drift),
-            added=_squares(here),
-            overlap=sum_of(dot_by_row(here, drift)),
-            response_a=size,
-            response_b=_squares(of_b),
-        )
-    return sums
+def _compare(
+    moved: MovedAdapter,
+    name: str,
+    directions: tuple[Tensor, Tensor, Tensor] | None,
+    change: Tensor | None,
+    sums: dict[str, float],
+) -> None:
+    """Add to the sums of a weight; by the singular vectors of the change, if they are known."""
+    left, sizes, right = directions or (torch.zeros(0, 0),) * 3
+    read, written = torch.zeros_like(sizes), torch.zeros_like(right)  # |D·vᵢ|², and uᵢᵀ·D
+    for rows, of_a, of_b in _side_by_side(moved, name):
+        drift = of_b - of_a  # D, (outputs, inputs)
+        sums["of_a"] += _squares(of_a)  # |π(A)|²
+        sums["moved"] += _squares(drift)
+        if change is not None:
+            sums["added"] += _squares(change[rows])  # |ΔW|²
+            sums["overlap"] += sum_of(dot_by_row(change[rows].to(drift), drift))  # ⟨ΔW, D⟩
+        if directions is not None:
+            u, v = left[rows].to(drift), right.to(drift)
+            read += (drift @ v.T).square().sum(dim=0)  # (rank,)
+            written += u.T @ drift  # (rank, inputs)
+            of_a, of_b = of_a @ v.T * sizes, of_b @ v.T * sizes  # what each makes of the inputs that are read
+        sums["response_a"] += _squares(of_a)  # Σ sᵢ²·|π(A)·vᵢ|², or |π(A)|² without directions
+        sums["response_b"] += _squares(of_b)
+    if directions is not None:
+        larger = torch.maximum(read.sqrt(), written.norm(dim=1)) > sizes  # where D is larger than ΔW
+        sums["added"] = sums["known"] = _squares(sizes)
+        sums["overlap"] = sum_of(sizes * dot_by_row(written, right))
+        sums["overwritten"] = _squares(sizes[larger])
 
 
-def _directed(folded: FoldedAdapter, name: str, left: Tensor, sizes: Tensor, right: Tensor) -> DriftSums:
-    """Return the sums for a change by its singular vectors (as columns of ``left``, rows of ``right``)."""
-    size, moved = 0.0, 0.0
-    from_a, from_b = torch.zeros_like(left), torch.zeros_like(left)  # what each makes of the directions
-    written = torch.zeros_like(right)
-    for outputs, inputs, of_a, of_b in _side_by_side(folded, name):
-        read = right[:, inputs].T.to(of_a.dtype)
-        from_a[outputs] += of_a @ read
-        from_b[outputs] += of_b @ read
-        size += _squares(of_a)
-        drift = of_b - of_a
-        moved += _squares(drift)
-        written[:, inputs] += left[outputs].T.to(drift.dtype) @ drift
-    lengths = torch.maximum((from_b - from_a).norm(dim=0), written.norm(dim=1))
-    added = _squares(sizes)
-    return DriftSums(
-        of_a=size,
-        moved=moved,
-        added=added,
-        overlap=sum_of(sizes * dot_by_row(written, right)),
-        known=added,
-        overwritten=_squares(sizes[lengths > sizes]),
-        response_a=_squares(from_a * sizes),
-        response_b=_squares(from_b * sizes),
-    )
-
-
-def _side_by_side(folded: FoldedAdapter, name: str) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Yield blocks of π(A) and B as matrices, with their outputs and inputs."""
-    base, onto, alignment = folded.moved.base, folded.moved.onto, folded.moved.alignment
+def _side_by_side(moved: MovedAdapter, name: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield blocks of π(A) and B as matrices, with their outputs."""
+    base, onto, alignment = moved.base, moved.onto, moved.alignment
     layout, shape = onto.architecture.tensors[name], onto.info(name).shape
-    everything = slice(None)
-    if layout.arrow is None or not alignment.moves_by_rows(layout):
-        of_a, of_b = alignment.move(working(base.raw(name)), layout), working(onto.raw(name))
-        yield everything, everything, _as_matrix(of_a, layout), _as_matrix(of_b, layout)
-        return
-    along = layout.outputs if 0 in layout.outputs else layout.inputs
-    below = prod(shape[dim] for dim in along if dim)
-    for rows in row_blocks(shape):
-        of_a = working(alignment.move_rows(partial(base.raw, name), layout, rows))
-        of_b = working(onto.raw(name, rows))
-        here = slice(rows.start * below, rows.stop * below)
-        places = (here, everything) if along == layout.outputs else (everything, here)
-        yield *places, as_matrix(of_a, layout), as_matrix(of_b, layout)
+    if layout.arrow == "<-" and len(layout.outputs) == 1 and alignment.moves_by_rows(layout):
+        for rows in row_blocks(shape):
+            of_a = alignment.move_rows(partial(base.raw, name), layout, rows)
+            yield rows, _matrix(of_a, layout), _matrix(onto.raw(name, rows), layout)
+    else:
+        of_a = alignment.move(working(base.raw(name)), layout)
+        yield slice(None), _matrix(of_a, layout), _matrix(onto.raw(name), layout)
 
 
-def _as_matrix(tensor: Tensor, layout: Layout) -> Tensor:
-    return tensor.reshape(1, -1) if layout.arrow is None else as_matrix(tensor, layout)
-
-
-def _rank(folded: FoldedAdapter, name: str) -> int:
-    """Return the rank that a change has, if its kind is one of low rank."""
-    factors = folded.moved.factors
-    return sum({one.module: one.rank for one in factors if one.tensor == name and one.rank}.values())
-
-
-def _directions_of_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the singular vectors and values of a product of low rank; None if it is zero."""
-    (outputs, tall), (inputs, wide) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    within, sizes, of_inputs = torch.linalg.svd(tall @ wide.T, full_matrices=False)
-    return (outputs @ within, sizes, of_inputs @ inputs.T) if bool(sizes.any()) else None
-
-
-def _directions(change: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the singular vectors and values of a change of this rank; None if its rank is higher."""
-    rank, size = min(rank, *change.shape), _squares(change)
-    if not rank or not size:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.randn(change.shape[1], rank, generator=generator, dtype=change.dtype)
-    basis = torch.linalg.qr(change @ probes).Q
-    within = basis.T @ change
-    if _squares(torch.addmm(change, basis, within, alpha=-1)) > LOW_RANK**2 * size:
-        return None
-    left, sizes, right = torch.linalg.svd(within, full_matrices=False)
-    return basis @ left, sizes, right
+def _matrix(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return a weight as a matrix in float32 or float64; a vector as one row."""
+    return working(tensor.reshape(1, -1) if layout.arrow is None else as_matrix(tensor, layout))
 
 
 def _squares(tensor: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -12,23 +12,25 @@ from typing import Any
 
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.files.checkpoint import CONFIGS, Checkpoint
-from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, is_lora, read_keys, require_movable
-from transfusion.files.references import PICKLES, resolve
-from transfusion.files.tensor_files import FLOATS, TensorInfo, header_metadata, headers
+from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, is_lora, read_keys
+from transfusion.files.references import resolve
+from transfusion.files.tensor_files import FLOATS, PICKLES, header_metadata, headers
 from transfusion.model.model import Model
-from transfusion.model.recognition import contradiction
+from transfusion.model.recognition import contradiction, fitting_models
 from transfusion.runtime.untrusted_files import parse_json, require_closed
-from transfusion.transport.adapters.adapter import SINGLE, Adapter, AdapterFiles
-from transfusion.transport.adapters.checks import refuse_odd_settings
-from transfusion.transport.adapters.kinds import LORA, kind_in_file
-from transfusion.transport.adapters.kronecker import MOST, Kronecker, as_lora, kronecker_parts
+from transfusion.transport.adapters.adapter import Adapter, AdapterTensor
+from transfusion.transport.adapters.conversions import MOST, Kronecker, KroneckerCheckpoint, kronecker_sides
+from transfusion.transport.adapters.kinds import LORA, MAGNITUDE, MERGE, kind_in_file, refuse_odd_settings
+from transfusion.transport.adapters.outputs import SINGLE, AdapterFiles
+from transfusion.transport.adapters.places import Places
 from transfusion.transport.adapters.settings import CONFIG, ModuleSettings, require_sensible
-from transfusion.transport.adapters.targets import AdapterTensor, LoraTargets, Places, TargetWeight
 from transfusion.transport.record import HEADER
 
 CONFIGURATION = "lora_adapter_metadata"
 """The entry of a header in which diffusers keeps PEFT's configuration, by component."""
 _AGAIN = "the file is damaged or incomplete; download or save it again"
+_INNER = ("lora_A", "hada_w1_b", "lokr_w1_b", "lokr_w2_b")
+"""Parts whose first dimension is the rank of their module."""
 
 
 class OtherParts(StrEnum):
@@ -40,85 +42,53 @@ class OtherParts(StrEnum):
 
 
 @dataclass(frozen=True)
-class LoraModuleSettings(ModuleSettings):
-    """The settings of one module: its alpha / rank, or the configuration in the header."""
-
-    stored_rank: int = 1
-    stored_alpha: float | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.stored_rank
-
-    @property
-    def lora_scale(self) -> float:
-        if self.stored_alpha is not None:
-            return self.stored_alpha / self.stored_rank
-        return super().lora_scale if self.config else 1.0
-
-    @property
-    def loha_scale(self) -> float:
-        return 1.0 if self.stored_alpha is None else self.stored_alpha / self.stored_rank
-
-
-@dataclass(frozen=True)
 class LoraFile(Adapter):
     """A LoRA in a single file; the names of its tensors and its header say all there is to know."""
 
-    keys: Mapping[str, LoraKey] = field(kw_only=True)
     header: Mapping[str, str] = field(kw_only=True)
     others: OtherParts = field(default=OtherParts.REFUSE, kw_only=True)
 
+    @cached_property
+    def keys(self) -> Mapping[str, LoraKey]:
+        return read_keys(self.label, self.checkpoint.tensors)
+
     @classmethod
-    def of_file(
-        cls,
-        label: str,
-        root: Path,
-        file: Path,
-        others: OtherParts = OtherParts.REFUSE,
-        *,
-        exact: bool = False,
-    ) -> LoraFile:
+    def of_file(cls, label: str, root: Path, file: Path, others: OtherParts) -> LoraFile:
         """Read the header of a file; refuse parts that cannot be moved. LoKr becomes LoRA."""
-        tensors, header = headers(file), header_metadata(file)
-        keys = read_keys(label, tensors)
-        require_movable(label, keys)
-        _require_once(label, keys)
-        _require_numbers(label, keys, tensors)
-        config = _configuration(label, header, keys)
-        kind = kind_in_file({one.part for one in keys.values()})
-        checkpoint = Checkpoint(label, root, tensors, (file,))
-        found = cls(checkpoint, config, kind, keys=keys, header=header, others=others)
-        return found._as_lora(None if exact else MOST) if _has_lokr(keys) else found
+        checkpoint = Checkpoint(label, root, headers(file), (file,))
+        found = cls(checkpoint, {}, LORA, header=header_metadata(file), others=others)
+        found._require_movable()
+        found._require_once()
+        parts = {one.part for one in found.keys.values()}
+        found = replace(found, config=found._configuration(), kind=kind_in_file(parts))
+        return found._as_lora(MOST) if any(part.startswith("lokr") for part in parts) else found
+
+    def to_merge(self) -> LoraFile:
+        """Return the file as it becomes part of a model, which has no place for parts of other models."""
+        merged = self if self.original is None else self.original._as_lora(None)
+        assert isinstance(merged, LoraFile)
+        return replace(merged, others=OtherParts.DROP) if self.others is OtherParts.KEEP else merged
 
     def _as_lora(self, most: int | None) -> LoraFile:
         """Return the file with LoRAs of at most this rank in place of its LoKr."""
         owners = {one.owner: one for one in self.keys.values() if one.part.startswith("lokr")}
         alphas = [key for key, one in self.keys.items() if one.part == "alpha" and one.owner in owners]
         modules = {}
-        for owner, parts in kronecker_parts(self.checkpoint).items():
-            inner = next((parts[name].shape[0] for name in ("w1_b", "w2_b") if name in parts), None)
-            scale = self._alphas.get(owner, inner) / inner if inner else 1.0
-            one = Kronecker(parts, scale, most)
+        for owner, sides in kronecker_sides(self.checkpoint).items():
+            one = Kronecker(sides, self.settings(owner).scale, most)
             kohya = owners[owner].format not in ("diffusers", "PEFT")
             modules[owner] = replace(one, endings=(".lora_down.weight", ".lora_up.weight")) if kohya else one
-        checkpoint = as_lora(self.checkpoint, modules, alphas)
-        keys = read_keys(self.label, checkpoint.tensors)
-        _require_once(self.label, keys)
-        rank = str(max(checkpoint.ranks.values()))
+        rank = str(max(one.rank for one in modules.values()))
         now = {"ss_network_dim": rank, "ss_network_alpha": rank, "ss_network_module": "networks.lora"}
         header = {key: now.get(key, text) for key, text in self.header.items() if key != "ss_network_args"}
-        kind = kind_in_file({one.part for one in keys.values()})
-        return replace(self, checkpoint=checkpoint, kind=kind, keys=keys, header=header, original=self)
+        checkpoint = KroneckerCheckpoint.over(self.checkpoint, modules, alphas)
+        found = replace(self, checkpoint=checkpoint, header=header, original=self)
+        found._require_once()
+        return found
 
     @property
-    def format(self) -> str:
-        """The program whose names it uses."""
-        return format_of(self.keys)
-
-    @property
-    def stated_format(self) -> dict[str, str]:
-        return {"file_format": self.format}
+    def about(self) -> dict[str, Any]:
+        return {"file_format": format_of(self.keys), **super().about}
 
     def other_base(self, base: Model) -> str | None:
         """Return what the header says about the base, if it names a diffusion model of another family."""
@@ -148,166 +118,155 @@ class LoraFile(Adapter):
     @property
     def naming(self) -> frozenset[tuple[str, str]]:
         """The prefixes and endings of the names of all factors for the denoiser."""
-        own = (
-            one for one in self.keys.values() if one.component == DENOISER and one.part.startswith("lora_")
+        return frozenset(
+            (one.prefix, one.key.removeprefix(one.owner))
+            for one in self.keys.values()
+            if one.component == DENOISER and one.part.startswith("lora_")
         )
-        return frozenset((one.prefix, one.key.removeprefix(one.owner)) for one in own)
 
     @property
     def _stated(self) -> Mapping[str, str]:
         return dict(self.header)
 
     def settings(self, module: str) -> ModuleSettings:
-        name, rank, alpha = self._modules[module], self._ranks.get(module, 1), self._alphas.get(module)
-        return LoraModuleSettings(self.config, name, rank, alpha)
+        return self._settings[module]
 
     @cached_property
-    def _modules(self) -> dict[str, str]:
-        """The name of every module without its prefix, as a configuration has it."""
-        return {one.owner: one.module for one in self.keys.values()}
-
-    @cached_property
-    def _ranks(self) -> dict[str, int]:
-        """The rank of every module, from the shapes of its factors."""
-        tensors = self.checkpoint.tensors
-        return {
-            one.owner: tensors[key].shape[0]
-            for key, one in self.keys.items()
-            if one.part in ("lora_A", "hada_w1_b") and tensors[key].shape
-        }
-
-    @cached_property
-    def _alphas(self) -> dict[str, float]:
-        """The alpha of every module that has one."""
-        alphas = {one.owner: key for key, one in self.keys.items() if one.part == "alpha"}
-        return {owner: float(self.checkpoint.read_finite(key)) for owner, key in alphas.items()}
+    def _settings(self) -> dict[str, ModuleSettings]:
+        """By module: its name in a configuration, its rank by the shapes of its factors, and its alpha."""
+        modules: dict[str, dict[str, str]] = {}
+        for key, one in self.keys.items():
+            modules.setdefault(one.owner, {})[one.part] = key
+        found = {}
+        for owner, parts in modules.items():
+            inner = next((parts[part] for part in _INNER if part in parts), None)
+            rank = next(iter(self.checkpoint.tensors[inner].shape), None) if inner else None
+            scaled = rank is not None and "alpha" in parts  # without a rank, nothing is scaled
+            alpha = float(self.checkpoint.read_finite(parts["alpha"])) if scaled else None
+            name = self.keys[next(iter(parts.values()))].module
+            found[owner] = ModuleSettings(self.config, name, rank or 1, alpha)
+        return found
 
     # ── on a base ────────────────────────────────────────────────────────────────────────────
 
-    def _own(self, base: Model) -> dict[str, LoraKey]:
+    def _of_base(self, base: Model) -> list[str]:
         """Return the names of the tensors that change the base, and not another model."""
-        own = {one for one in self.components if _belongs(one, base)}
+        diffusion = base.family.library == "diffusers"  # or else a text encoder
+        own = {one for one in self.components if (one == DENOISER) == diffusion}
         if len(own) > 1:  # several text encoders: the one whose modules the base has
-            targets = LoraTargets(self._place_on(base))
-            own = {one for one in own if targets.has(self.label, self._of_component(one))} or own
-        return {key: one for key, one in self.keys.items() if one.component in own}
+            places = self._places_on(base)
+            keys = [one for one in self.keys.values() if one.component in own]
+            lacking = {one.component for one in keys if not places.of_key(self.label, one)}
+            own = own - lacking or own
+        return [key for key, one in self.keys.items() if one.component in own]
 
-    def _of_component(self, component: str) -> list[LoraKey]:
-        return [one for one in self.keys.values() if one.component == component]
+    def _own(self, base: Model, places: Places) -> list[str]:
+        own = self._of_base(base)
+        if not own:
+            raise self.error(
+                f"all its tensors belong to other models than {base.label} ({self._listed_others(own)})",
+                "give the model that the LoRA was trained on as `base`",
+            )
+        if len(own) < len(self.keys) and self.others is OtherParts.REFUSE:
+            raise self.error(
+                f"{len(own)} tensors are for the image or video model itself, and others for other models:"
+                f" {self._listed_others(own)}",
+                '`other_parts="keep"` keeps these as they are, `other_parts="drop"` leaves them out',
+            )
+        modules = {self.keys[key].owner: self.keys[key] for key in own}
+        if unknown := [owner for owner, one in modules.items() if not places.of_key(self.label, one)]:
+            shapes = {name: info.shape for name, info in self.checkpoint.tensors.items()}
+            fits = fitting_models([self.keys[key] for key in own], shapes)
+            raise self.error(
+                f"{len(unknown)} of {len(modules)} modules are not in {base.label}, a {base.family.name}:"
+                f" {listing(unknown)}",
+                f"the names are those of {' or '.join(fits)}; give such a base as `base`"
+                if fits
+                else "give the base that the LoRA was trained on as `base`",
+            )
+        return own
 
     def kept(self, base: Model) -> list[str]:
-        own = self._own(base)
+        own = self._of_base(base)
         return [key for key in self.keys if key not in own] if self.others is OtherParts.KEEP else []
 
-    def factors(self, base: Model) -> list[AdapterTensor]:
-        own = self._own(base)
-        if not own or (len(own) < len(self.keys) and self.others is OtherParts.REFUSE):
-            self._refuse_others(own, base)
-        place = self._place_on(base)
-        shapes = {name: info.shape for name, info in self.checkpoint.tensors.items()}
-        places = LoraTargets(place).find(self.label, own.values(), base.label, shapes)
-        found = [self._of(key, places[key.owner], place) for key in own.values()]
-        return self._checked(found, base, place)
-
-    def _of(self, key: LoraKey, places: Places, place: TargetWeight) -> AdapterTensor:
-        part = self.kind.part(key.part)
-        assert part is not None, "every ending is a part of the kind, or refused"
-        if place.architecture.tensors[places[0].tensor].arrow is None:
+    def _factor(self, key: LoraKey, places: Places) -> AdapterTensor:
+        spots, part = places.of_key(self.label, key), self.kind.parts[key.part]
+        if places.architecture.tensors[spots[0].tensor].arrow is None:
             part = replace(part, rigid=True)  # the vector of a norm, or of a scale
-        return self._on_places(key.key, part, key.owner, places, place)
-
-    def _wholes(self, base: Model) -> dict[str, tuple[int, ...]]:
-        return {}
+        return self._on_places(key, part, spots, places)
 
     def notes(self, base: Model) -> list[str]:
-        found, others = super().notes(base), self._listed_others(self._own(base))
+        found, others = super().notes(base), self._listed_others(self._of_base(base))
         if others:
             what = "are kept as they are" if self.others is OtherParts.KEEP else "are left out"
             found.append(f"tensors for other models {what}: {others}")
         return found
 
-    def _listed_others(self, own: Mapping[str, LoraKey]) -> str:
+    def _listed_others(self, own: Collection[str]) -> str:
         others = Counter(one.component for key, one in self.keys.items() if key not in own)
         return listing(f"{count} of {name}" for name, count in others.items())
 
-    def _refuse_others(self, own: Mapping[str, LoraKey], base: Model) -> None:
-        shown = self._listed_others(own)
-        if not own:
-            raise AdapterError(
-                f"{self.label}: all its tensors belong to other models than {base.label} ({shown})",
-                hint="give the model that the LoRA was trained on as `base`",
-            )
-        raise AdapterError(
-            f"{self.label}: {len(own)} tensors are for the image or video model itself, and others for other"
-            f" models: {shown}",
-            hint='`other_parts="keep"` keeps these as they are, `other_parts="drop"` leaves them out',
-        )
+    # ── refusals ─────────────────────────────────────────────────────────────────────────────
+
+    def _require_movable(self) -> None:
+        """Refuse kinds that cannot be moved, an alpha that is not one number, and odd types and shapes."""
+        for key, one in self.keys.items():
+            shape, dtype = self.checkpoint.tensors[key].shape, self.checkpoint.tensors[key].dtype
+            if one.refused:
+                count = sum(other.kind == one.kind for other in self.keys.values())
+                raise self.error(
+                    f"{count} tensor(s) of kind {one.kind}, such as {key:.120}, cannot be moved:"
+                    f" {one.refused}",
+                    MERGE,
+                )
+            if one.part == "alpha" and shape not in ((), (1,)):
+                raise self.error(f"{key} has shape {shape}, and alpha is one number", _AGAIN)
+            if 0 in shape:
+                raise self.error(f"{key} has shape {shape}, and is empty", _AGAIN)
+            if one.part != "alpha" and dtype not in FLOATS:
+                raise self.error(
+                    f"{key} is stored as {str(dtype).removeprefix('torch.')}, which cannot be moved",
+                    "save the LoRA as float16, bfloat16 or float32",
+                )
+
+    def _require_once(self) -> None:
+        """Refuse two tensors for one part of a module, and an alpha without factors."""
+        seen: dict[tuple[str, str], str] = {}
+        for key, one in self.keys.items():
+            first = seen.setdefault((one.owner, one.part), key)
+            if first != key:
+                raise self.error(f"{first} and {key} are the same part of {one.owner}", _AGAIN)
+        changed = {owner for owner, part in seen if part != "alpha"}
+        if alone := [owner for owner, part in seen if owner not in changed]:
+            raise self.error(f"alpha without factors: {listing(alone)}", _AGAIN)
+
+    def _configuration(self) -> dict[str, Any]:
+        """Return PEFT's configuration of the denoiser, if diffusers put it into the header."""
+        where = f"{self.label}: {CONFIGURATION} in its header"
+        if (text := self.header.get(CONFIGURATION)) is None:
+            return {}
+        found = parse_json(text, where, AdapterError)
+        if not isinstance(found, dict):
+            raise AdapterError(f"{where}: a JSON object was expected", hint=_AGAIN)
+        beginnings = {one.prefix for one in self.keys.values() if one.component == DENOISER}
+        config = {
+            key.removeprefix(prefix): value
+            for prefix in sorted(beginnings)
+            for key, value in found.items()
+            if prefix and key.startswith(prefix)
+        }
+        require_sensible(where, config)
+        refuse_odd_settings(self.label, LORA, config)
+        if config.get("use_dora") and not any(one.part == MAGNITUDE for one in self.keys.values()):
+            raise AdapterError(f"{where} says that it is a DoRA, and the file has no magnitudes", hint=_AGAIN)
+        return config
 
 
-def _belongs(component: str, base: Model) -> bool:
-    """Whether a component is the model that is given: a diffusion model, or else a text encoder."""
-    return (component == DENOISER) == (base.family.library == "diffusers")
-
-
-def _has_lokr(keys: Mapping[str, LoraKey]) -> bool:
-    return any(one.part.startswith("lokr") for one in keys.values())
-
-
-def _require_once(label: str, keys: Mapping[str, LoraKey]) -> None:
-    """Refuse two tensors for one part of a module, and an alpha without factors."""
-    seen: dict[tuple[str, str], str] = {}
-    for key, one in keys.items():
-        first = seen.setdefault((one.owner, one.part), key)
-        if first != key:
-            raise AdapterError(f"{label}: {first} and {key} are the same part of {one.owner}", hint=_AGAIN)
-    changed = {owner for owner, part in seen if part != "alpha"}
-    if alone := [owner for owner, part in seen if owner not in changed]:
-        raise AdapterError(f"{label}: alpha without factors: {listing(alone)}", hint=_AGAIN)
-
-
-def _require_numbers(label: str, keys: Mapping[str, LoraKey], tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse an alpha that is not one number, empty factors, and factors in a type that cannot be moved."""
-    for key, one in keys.items():
-        shape, dtype = tensors[key].shape, tensors[key].dtype
-        if one.part == "alpha" and shape not in ((), (1,)):
-            raise AdapterError(f"{label}: {key} has shape {shape}, and alpha is one number", hint=_AGAIN)
-        if 0 in shape:
-            raise AdapterError(f"{label}: {key} has shape {shape}, and is empty", hint=_AGAIN)
-        if one.part != "alpha" and dtype not in FLOATS:
-            raise AdapterError(
-                f"{label}: {key} is stored as {str(dtype).removeprefix('torch.')}, which cannot be moved",
-                hint="save the LoRA as float16, bfloat16 or float32",
-            )
-
-
-def _configuration(label: str, header: Mapping[str, str], keys: Mapping[str, LoraKey]) -> dict[str, Any]:
-    """Return PEFT's configuration of the denoiser, if diffusers put it into the header."""
-    where = f"{label}: {CONFIGURATION} in its header"
-    if (text := header.get(CONFIGURATION)) is None:
-        return {}
-    found = parse_json(text, where, AdapterError)
-    if not isinstance(found, dict):
-        raise AdapterError(f"{where}: a JSON object was expected", hint=_AGAIN)
-    beginnings = {one.prefix for one in keys.values() if one.component == DENOISER}
-    config = {
-        key.removeprefix(prefix): value
-        for prefix in sorted(beginnings)
-        for key, value in found.items()
-        if prefix and key.startswith(prefix)
-    }
-    require_sensible(where, config)
-    refuse_odd_settings(label, LORA, config)
-    if config.get("use_dora") and not any(one.part == "lora_magnitude_vector" for one in keys.values()):
-        raise AdapterError(f"{where} says that it is a DoRA, and the file has no magnitudes", hint=_AGAIN)
-    return config
-
-
-# ── opening ─────────────────────────────────────────────────────────────────────────────────────
-
+# ── opening ──────────────────────────────────────────────────────────────────────────────────
 
 _FILES = PICKLES | {".safetensors"}
-_DIFFUSERS = "pytorch_lora_weights"
-"""The name of the file that diffusers writes, without its ending."""
+_DIFFUSERS = "pytorch_lora_weights"  # the name of the file that diffusers writes, without its ending
 _PEFT = "base_model.model."
 
 
@@ -317,25 +276,15 @@ def is_adapter(reference: str | Path) -> bool:
     return (root / CONFIG).exists() or lora_file_in(root) is not None
 
 
-def open_adapter(
-    reference: str | Path, others: OtherParts | str = OtherParts.REFUSE, *, exact: bool = False
-) -> Adapter:
-    """Read the headers of an adapter; refuse kinds that cannot be moved.
+def open_adapter(reference: str | Path, others: OtherParts | str = OtherParts.REFUSE) -> Adapter:
+    """Read the headers of an adapter; refuse kinds that cannot be moved. A LoKr becomes a LoRA.
 
-    ``others`` says what becomes of the parts of a LoRA file that belong to another model than the base. A
-    LoKr becomes a LoRA: of full rank if ``exact``.
+    ``others`` says what becomes of the parts of a LoRA file that belong to another model than the base.
     """
     root = resolve(reference)
-    file = None if (root / CONFIG).exists() else lora_file_in(root)
-    if file is None:
-        return Adapter.open(reference, exact=exact)
-    return LoraFile.of_file(str(reference), root, file, OtherParts(others), exact=exact)
-
-
-def is_lora_file(reference: str | Path) -> bool:
-    """Whether a reference is a LoRA file, or a folder that holds one and no configuration."""
-    root = resolve(reference)
-    return not (root / CONFIG).exists() and lora_file_in(root) is not None
+    if (file := lora_file_in(root)) is None:
+        return Adapter.open(reference)
+    return LoraFile.of_file(str(reference), root, file, OtherParts(others))
 
 
 def lora_file_in(root: Path) -> Path | None:
@@ -352,7 +301,7 @@ def lora_file_in(root: Path) -> Path | None:
 
 def _only_file(folder: Path) -> Path | None:
     """Return the file of diffusers, or the only file with weights in a folder that is no model's."""
-    if any((folder / name).exists() for name in CONFIGS):
+    if any((folder / name).exists() for name in (CONFIG, *CONFIGS)):
         return None
     files = [path for path in sorted(folder.iterdir()) if path.suffix in _FILES]
     named = [path for path in files if path.stem == _DIFFUSERS]

@@ -1,11 +1,10 @@
-"""Several LoRA adapters merged into one: factors concatenated, or factored again to a rank."""
+"""LoRAs factored again: several merged into one, or one moved between models of different shapes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,30 +12,18 @@ from torch import Tensor
 
 from transfusion.errors import AdapterError, SettingError, listing
 from transfusion.files.lora_keys import DENOISER
-from transfusion.transport.adapters.adapter import HASHES, Adapter, AdapterFiles
-from transfusion.transport.adapters.kinds import lora_added
+from transfusion.transport.adapters.adapter import AdapterTensor
+from transfusion.transport.adapters.kinds import Factors, lora_factors, singular_directions
 from transfusion.transport.adapters.lora_file import CONFIGURATION, LoraFile, OtherParts
-from transfusion.transport.adapters.move import MovedAdapter, config_for
-from transfusion.transport.adapters.settings import ModuleSettings, config_name
-from transfusion.transport.adapters.targets import AdapterTensor
+from transfusion.transport.adapters.moved_adapter import MovedAdapter
+from transfusion.transport.adapters.outputs import AdapterFiles, computed_whole, output_for_b
+from transfusion.transport.adapters.settings import config_name, rank_settings
 from transfusion.transport.merge_rules import MergeMethod, MergeRule, magnitude_histogram
 from transfusion.transport.output import Action, Output, OutputTensor
 from transfusion.transport.record import OutputRecord
 
 _OVERSAMPLED, _ITERATIONS = 16, 8
-_FACTORS, _ALPHA = ("lora_A", "lora_B"), "alpha"
 _FULL = "`full=True` merges the weights, and writes a model"
-
-
-@dataclass(frozen=True)
-class LowRankPair:
-    """The two factors of one adapter on one module."""
-
-    number: int
-    """The index of the adapter."""
-    a: AdapterTensor
-    b: AdapterTensor
-    settings: ModuleSettings
 
 
 def merged_adapter_output(
@@ -49,35 +36,25 @@ def merged_adapter_output(
     record: OutputRecord | None = None,
 ) -> Output:
     """Return several moved LoRAs as one LoRA for B; refuse adapters that cannot become one."""
-    record = record or OutputRecord("merge")
-    merged, first = MergedAdapters(tuple(adapters), merging, rank, head), adapters[0]
-    ranks = merged.ranks()
+    _require_one_format(adapters)
+    merged, wholes = MergedAdapters(tuple(adapters), merging, rank), _wholes(adapters, head)
+    tensors = {name: one.in_dtype(dtype) for name, one in (merged.tensors() | wholes).items()}
 
-    def metadata() -> dict[str, Any]:
+    def about() -> dict[str, Any]:
         return {
-            **record.of(adapters, first.base, first.onto, first.alignment, merging),
-            "kind": "adapter",
             "peft_type": "LORA",
-            **first.adapter.stated_format,
-            "dtype": dtype and str(dtype).removeprefix("torch."),
-            "rank": max(ranks.values()),
-            "kept": min(merged.kept.values()) if merged.kept else None,
+            **adapters[0].adapter.about,
+            "rank": max(merged.ranks.values()),
+            "kept": min(merged.kept.values(), default=None),
             "moved": 2 * len(merged.modules),
-            "carried": sorted(merged.wholes()),
+            "carried": sorted(wholes),
         }
 
-    stored = [one.adapter for one in adapters]
-    return Output(
-        f"{listing(one.adapter.label for one in adapters)}, moved onto {first.onto.label}",
-        first.onto,
-        {name: one.in_dtype(dtype) for name, one in merged.tensors().items()},
-        config_for(first.onto, merged.settings()),
-        metadata,
-        record.texts,
-        inputs=[*(one.checkpoint for one in stored), first.base.checkpoint, first.onto.checkpoint],
-        adapter=_merged_files(stored, set(ranks.values())),
-        pi=first.alignment if record.keeps_pi else None,
-        prepare=lambda threads: merged.prepare(),
+    record = record or OutputRecord("merge")
+    return replace(
+        output_for_b(adapters, tensors, merged.settings(), about, record, dtype, merging),
+        adapter_files=_merged_files(adapters, set(merged.ranks.values())),
+        prepare=lambda threads: merging.prepare([partial(_counts, one) for one in adapters]),
     )
 
 
@@ -92,176 +69,113 @@ class MergedAdapters:
     adapters: tuple[MovedAdapter, ...]
     merging: MergeRule
     rank: int | None = None
-    head: int | None = None
     kept: dict[str, float] = field(default_factory=dict)
     """For every module that was factored again, the share of the squared norm that was kept."""
-    _last: tuple[str, tuple[Tensor, Tensor]] | None = None
-
-    def __post_init__(self) -> None:
-        for one in self.adapters:
-            _require_plain(one)
-        _require_one_format([one.adapter for one in self.adapters])
 
     @cached_property
-    def modules(self) -> dict[str, list[LowRankPair]]:
-        """For every module, the pairs of factors of the adapters that change it."""
-        found: dict[str, list[LowRankPair]] = {}
+    def modules(self) -> dict[str, list[int]]:
+        """For every module, the numbers of the adapters that change it."""
+        found: dict[str, list[int]] = {}
         for number, one in enumerate(self.adapters):
-            for module, factors in one.modules.items():
-                first, second = sorted(
-                    (one for one in factors if one.part.name in _FACTORS), key=lambda one: one.part.name
-                )
-                pair = LowRankPair(number, first, second, one.adapter.settings(module))
-                found.setdefault(module, []).append(pair)
+            for module in one.modules:
+                found.setdefault(module, []).append(number)
         return found
 
+    @cached_property
     def ranks(self) -> dict[str, int]:
-        """Return the rank of every module of the result."""
-        return {module: self._rank(pairs) for module, pairs in self.modules.items()}
-
-    def _rank(self, pairs: Sequence[LowRankPair]) -> int:
-        together = sum(pair.a.rank or 0 for pair in pairs)
-        if self.rank is None:
-            return together
-        return min(self.rank, together if self._exact else min(self._extents(pairs[0])))
-
-    def _extents(self, pair: LowRankPair) -> tuple[int, int]:
-        """Return the numbers of outputs and inputs of the module."""
-        tensors = self.adapters[pair.number].adapter.checkpoint.tensors
-        return tensors[pair.b.key].shape[0], tensors[pair.a.key].shape[1]
+        """The rank of every module of the result."""
+        ranks = {}
+        for module, numbers in self.modules.items():
+            together = sum(self.adapters[number].modules[module]["lora_A"].rank or 0 for number in numbers)
+            largest = together if self._exact else min(self._extents(module))
+            ranks[module] = together if self.rank is None else min(self.rank, largest)
+        return ranks
 
     @property
     def _exact(self) -> bool:
         return self.merging.how in (MergeMethod.SUM, MergeMethod.MEAN)
 
-    # ── tensors ──────────────────────────────────────────────────────────────────────────────
+    def _first(self, module: str) -> tuple[MovedAdapter, dict[str, AdapterTensor]]:
+        """Return the first adapter that changes a module, and its tensors there: the result has its names."""
+        one = self.adapters[self.modules[module][0]]
+        return one, one.modules[module]
+
+    def _extents(self, module: str) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs of a module."""
+        one, parts = self._first(module)
+        stored = one.adapter.checkpoint.tensors
+        return stored[parts["lora_B"].key].shape[0], stored[parts["lora_A"].key].shape[1]
 
     def tensors(self) -> dict[str, OutputTensor]:
-        """Return every tensor of the result, by its key."""
+        """Return every factor of the result, by its key."""
         made: dict[str, OutputTensor] = {}
-        for module, pairs in self.modules.items():
-            stored = self.adapters[pairs[0].number].adapter.checkpoint.tensors
-            rank, (outputs, inputs) = self._rank(pairs), self._extents(pairs[0])
-            dtype = stored[pairs[0].a.key].dtype
-            for side, factor, shape in ((0, pairs[0].a, (rank, inputs)), (1, pairs[0].b, (outputs, rank))):
-                compute = partial(self._factor, module, side)
-                made[factor.key] = OutputTensor(shape, dtype, compute, by_rows=False)
-            for factor in self._alphas(module):
-                info = stored[factor.key]
-                full = torch.full(info.shape, rank, dtype=info.dtype)  # makes the scale of the module 1
-                made[factor.key] = OutputTensor(info.shape, info.dtype, partial(_same, full), by_rows=False)
-        return made | self.wholes()
+        factors = lru_cache(maxsize=1)(self._factors)  # both are asked for, one after the other
+        for module, rank in self.ranks.items():
+            one, parts = self._first(module)
+            outputs, inputs = self._extents(module)
+            dtype = one.adapter.checkpoint.tensors[parts["lora_A"].key].dtype
+            for side, part, shape in ((1, "lora_A", (rank, inputs)), (0, "lora_B", (outputs, rank))):
+                compute = partial(lambda module, side: factors(module)[side], module, side)
+                made[parts[part].key] = computed_whole(shape, dtype, compute)
+            if alpha := parts.get("alpha"):
+                info = one.adapter.checkpoint.tensors[alpha.key]  # makes the scale of the module 1
+                full = partial(torch.full, info.shape, rank, dtype=info.dtype)
+                made[alpha.key] = computed_whole(info.shape, info.dtype, full)
+        return made
 
-    def _alphas(self, module: str) -> list[AdapterTensor]:
-        """Return the stored alpha of a module, if the adapter whose names it has stores one."""
-        factors = self.adapters[self.modules[module][0].number].modules[module]
-        return [factor for factor in factors if factor.part.name == _ALPHA]
-
-    def _factor(self, module: str, side: int, _: slice) -> Tensor:
-        if self._last is None or self._last[0] != module:
-            self._last = (module, self._factors(module))
-        return self._last[1][side]
-
-    def _factors(self, module: str) -> tuple[Tensor, Tensor]:
-        """Return lora_A and lora_B of a module, for a scale of 1."""
-        pairs = self.modules[module]
-        rank = self._rank(pairs)
+    def _factors(self, module: str) -> Factors:
+        """Return lora_B and lora_A of a module, for a scale of 1."""
+        rank = self.ranks[module]
+        products = {number: _factors(self.adapters[number], module) for number in self.modules[module]}
         if self._exact:
-            a, b = self._concatenated(pairs)
-            return (a, b) if rank == len(a) else self._truncated(module, a, b, rank)
-        return self._factored(module, self._combined(pairs), rank)
+            left, right = self._concatenated(module, products)
+            if rank == len(right):
+                return left, right
+            u, s, v = singular_directions(left.double(), right.double())
+            total = s.square().sum()
+        else:
+            change = self._combined(module, products).double()
+            with torch.random.fork_rng(devices=()):  # a randomised decomposition, the same in every run
+                torch.manual_seed(self.merging.seed)
+                size = min(rank + _OVERSAMPLED, *change.shape)
+                u, s, v = torch.svd_lowrank(change, q=size, niter=_ITERATIONS)
+            v, total = v.T, change.square().sum()
+        u, s, v = u[:, :rank], s[:rank], v[:rank]
+        self.kept[module] = float(s.square().sum() / total) if total else 1.0
+        return u * s.sqrt(), s.sqrt()[:, None] * v  # of equal norm
 
-    def _concatenated(self, pairs: Sequence[LowRankPair]) -> tuple[Tensor, Tensor]:
-        weights = self.merging.shares(len(self.adapters))
-        first, second = [], []
-        for pair in pairs:
-            one = self.adapters[pair.number]
-            alpha = one.alpha_of(pair.b, self.merging.alpha)
-            first.append(one.moved(pair.a))
-            second.append(alpha * weights[pair.number] * pair.settings.lora_scale * one.moved(pair.b))
-        return torch.cat(first), torch.cat(second, dim=1)
+    def _concatenated(self, module: str, products: Mapping[int, Factors]) -> Factors:
+        """Return the factors of a weighted sum."""
+        shares, lefts = self.merging.shares(len(self.adapters)), []
+        for number, (left, _) in products.items():
+            one = self.adapters[number]
+            lefts.append(
+                one.alpha_of(one.modules[module]["lora_B"], self.merging.alpha) * shares[number] * left
+            )
+        # (outputs, ranks), (ranks, inputs)
+        return torch.cat(lefts, dim=1), torch.cat([right for _, right in products.values()])
 
-    def _truncated(self, module: str, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the nearest product of a smaller rank, computed from the factors."""
-        left, right = torch.linalg.qr(b.double()), torch.linalg.qr(a.double().T)
-        u, s, v = torch.linalg.svd(left.R @ right.R.T)
-        self._record(module, float(s.square().sum()), s[:rank])
-        return _balanced(left.Q @ u[:, :rank], s[:rank], (right.Q @ v.T[:, :rank]).T)
-
-    def _combined(self, pairs: Sequence[LowRankPair]) -> Tensor:
+    def _combined(self, module: str, products: Mapping[int, Factors]) -> Tensor:
         """Return the merged change of a module, as a matrix."""
-        if isinstance(self.adapters[0].alpha_of(pairs[0].b, self.merging.alpha), Tensor):
-            names = listing(place.tensor for place in pairs[0].b.places)
+        one, parts = self._first(module)
+        if isinstance(one.alpha_of(parts["lora_B"], self.merging.alpha), Tensor):
+            names = listing(place.tensor for place in parts["lora_B"].places)
             raise SettingError(
                 f"alpha: {names} are one module in these LoRAs, and have different α",
                 hint="give them one α, or combine by sum or mean",
             )
-        changes = {
-            pair.number: _product(self.adapters[pair.number], (pair.a, pair.b), pair.settings)
-            for pair in pairs
-        }
-        combined = self.merging.combine(changes, len(self.adapters), pairs[0].b.tensor)
-        assert combined is not None, "a module without pairs"
+        changes = {number: left @ right for number, (left, right) in products.items()}  # (outputs, inputs)
+        combined = self.merging.combine(changes, len(self.adapters), parts["lora_B"].tensor)
+        assert combined is not None, "a module without factors"
         return combined
 
-    def _factored(self, module: str, change: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the nearest product of this rank, by a randomised SVD with a fixed seed."""
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self.merging.seed)
-            size = min(rank + _OVERSAMPLED, *change.shape)
-            u, s, v = torch.svd_lowrank(change.double(), q=size, niter=_ITERATIONS)
-        self._record(module, float(change.double().square().sum()), s[:rank])
-        return _balanced(u[:, :rank], s[:rank], v[:, :rank].T)
-
-    def _record(self, module: str, total: float, kept: Tensor) -> None:
-        self.kept[module] = float(kept.square().sum()) / total if total else 1.0
-
-    def prepare(self) -> None:
-        """Let the merge rule read every change if it needs a threshold (TIES)."""
-        self.merging.prepare([partial(_counts, one) for one in self.adapters])
-
-    def wholes(self) -> dict[str, OutputTensor]:
-        """Return the tensors that are stored as a whole: those of one adapter, or of the chosen ``head``."""
-        found: dict[str, dict[int, AdapterTensor]] = {}
-        for number, one in enumerate(self.adapters):
-            for factor in one.factors:
-                if factor.whole:
-                    found.setdefault(factor.tensor, {})[number] = factor
-        shared = [tensor for tensor, owners in found.items() if len(owners) > 1]
-        if shared and self.head is None:
-            raise AdapterError(
-                f"several of the adapters have their own {listing(shared)}, which cannot be merged",
-                hint="choose which one to keep with `head`, which counts from 1 on the command line and from"
-                " 0 in Python",
-            )
-        return {
-            factor.key: self._whole(self.adapters[number], factor)
-            for owners in found.values()
-            for number, factor in owners.items()
-            if len(owners) == 1 or number == self.head
-        }
-
-    @staticmethod
-    def _whole(moved: MovedAdapter, factor: AdapterTensor) -> OutputTensor:
-        info = moved.adapter.checkpoint.tensors[factor.key]
-        compute = lambda _: moved.moved(factor)  # noqa: E731
-        return OutputTensor(info.shape, info.dtype, compute, action=Action.CARRIED, by_rows=False)
-
-    # ── files ────────────────────────────────────────────────────────────────────────────────
-
     def settings(self) -> dict[str, Any]:
-        ranks = {config_name(module): rank for module, rank in self.ranks().items()}
-        usual = max(set(ranks.values()), key=list(ranks.values()).count)
-        other = {re.escape(module): rank for module, rank in ranks.items() if rank != usual}
+        """Return PEFT's configuration of the result."""
         saved = {name for one in self.adapters for name in one.adapter.config.get("modules_to_save") or ()}
         return {
             **self.adapters[0].adapter.config,
-            "r": usual,
-            "lora_alpha": usual,
-            "rank_pattern": other,
-            "alpha_pattern": dict(other),
-            "use_rslora": False,
-            "target_modules": sorted(ranks),
+            **rank_settings(self.ranks),
+            "target_modules": sorted(map(config_name, self.ranks)),
             "exclude_modules": None,
             "layers_to_transform": None,
             "layers_pattern": None,
@@ -269,45 +183,73 @@ class MergedAdapters:
         }
 
 
-def _same(tensor: Tensor, _: slice) -> Tensor:
-    return tensor
-
-
-def _product(one: MovedAdapter, factors: Sequence[AdapterTensor], settings: ModuleSettings) -> Tensor:
-    """Return the change of one module by an adapter, as a matrix."""
-    return lora_added({factor.part.name: one.moved(factor) for factor in factors}, settings)
+def _factors(one: MovedAdapter, module: str) -> Factors:
+    """Return the moved factors of a module: s·B (outputs, rank) and A (rank, inputs)."""
+    parts = {name: one.on_b(factor) for name, factor in one.modules[module].items()}
+    found = lora_factors(parts, one.adapter.settings(module))
+    assert found is not None, "plain LoRAs, as was required"
+    return found
 
 
 def _counts(one: MovedAdapter, high: int | None) -> Tensor:
-    modules = one.modules.items()
-    changes = (_product(one, factors, one.adapter.settings(module)) for module, factors in modules)
-    return magnitude_histogram(changes, high)
+    """Count the magnitudes of an adapter's change, for the threshold of TIES."""
+    return magnitude_histogram((torch.matmul(*_factors(one, module)) for module in one.modules), high)
 
 
-def _balanced(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return lora_A and lora_B of equal norm."""
-    root = s.sqrt()
-    return root[:, None] * v, u * root
+def _wholes(adapters: Sequence[MovedAdapter], head: int | None) -> dict[str, OutputTensor]:
+    """Return the tensors that are stored as a whole: those of one adapter, or of the chosen ``head``."""
+    found: dict[str, dict[int, AdapterTensor]] = {}
+    for number, one in enumerate(adapters):
+        for factor in one.factors:
+            if factor.whole:
+                found.setdefault(factor.tensor, {})[number] = factor
+    shared = [tensor for tensor, owners in found.items() if len(owners) > 1]
+    if shared and head is None:
+        raise AdapterError(
+            f"several of the adapters have their own {listing(shared)}, which cannot be merged",
+            hint="choose which one to keep with `head`, which counts from 1 on the command line and from 0 in"
+            " Python",
+        )
+    made: dict[str, OutputTensor] = {}
+    for owners in found.values():
+        for number, factor in owners.items():
+            if len(owners) == 1 or number == head:
+                info = adapters[number].adapter.checkpoint.tensors[factor.key]
+                compute = partial(adapters[number].on_b, factor)
+                made[factor.key] = computed_whole(info.shape, info.dtype, compute, Action.CARRIED)
+    return made
 
 
-def _merged_files(adapters: Sequence[Adapter], ranks: Set[int]) -> AdapterFiles:
+def _merged_files(adapters: Sequence[MovedAdapter], ranks: Collection[int]) -> AdapterFiles:
     """Return how the result is stored. A LoRA file keeps the entries of the header that all share."""
-    files, headers = adapters[0].files, [one.files.header for one in adapters]
-    own = files.header
-    shared = {key: text for key, text in own.items() if all(h.get(key) == text for h in headers)}
+    files, *others = (one.adapter.files for one in adapters)
     rank = str(next(iter(ranks))) if len(ranks) == 1 else "Dynamic"  # kohya's word for several
     now = {"ss_network_dim": rank, "ss_network_alpha": rank}
-    shared |= {key: now.get(key, text) for key, text in own.items() if key in (*HASHES, *now)}
+    shared = {
+        key: now.get(key, text)
+        for key, text in files.header.items()
+        if key in now or all(one.header.get(key) == text for one in others)
+    }
     shared.pop(CONFIGURATION, None)  # the tensors hold the scales now
     return replace(files, header=shared)
 
 
-def _require_one_format(adapters: Sequence[Adapter]) -> None:
-    files = [one for one in adapters if isinstance(one, LoraFile)]
+def _require_one_format(adapters: Sequence[MovedAdapter]) -> None:
+    """Refuse adapters that cannot become one LoRA in one format."""
+    for one in adapters:
+        kind, stored = one.adapter.kind.name, one.adapter.checkpoint.tensors
+        parts = {factor.part.name: factor for factor in one.factors if factor.module}
+        odd = sorted(parts.keys() - {"lora_A", "lora_B", "alpha"})
+        if kind != "LORA" or odd:
+            what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"
+            raise one.adapter.error(f"{what} cannot be merged into one adapter", _FULL)
+        if any(stored[factor.key].shape[2:] for factor in one.factors if factor.module):
+            raise one.adapter.error("adapters of convolutions cannot be merged into one adapter", _FULL)
+    files = [one.adapter for one in adapters if isinstance(one.adapter, LoraFile)]
     if files and (len(files) < len(adapters) or len({one.naming for one in files}) > 1):
         raise AdapterError(
             f"{listing(one.label for one in adapters)}: adapters of several formats cannot become one",
-            hint="save them in one format; or `full=True` merges the weights, and writes a model",
+            hint=f"save them in one format; or {_FULL}",
         )
     if any(one.others is OtherParts.KEEP and one.components != {DENOISER} for one in files):
         raise AdapterError(
@@ -316,13 +258,4 @@ def _require_one_format(adapters: Sequence[Adapter]) -> None:
         )
 
 
-def _require_plain(one: MovedAdapter) -> None:
-    odd = sorted({factor.part.name for factor in one.factors if factor.module} - {*_FACTORS, _ALPHA})
-    kind = one.adapter.kind.name
-    if kind != "LORA" or odd:
-        what = listing(odd) if kind == "LORA" else f"an adapter of kind {kind}"
-        raise AdapterError(f"{one.label}: {what} cannot be merged into one adapter", hint=_FULL)
-    if any(one.adapter.checkpoint.tensors[f.key].shape[2:] for f in one.factors if f.module):
-        raise AdapterError(
-            f"{one.label}: adapters of convolutions cannot be merged into one adapter", hint=_FULL
-        )
+# ── between shapes ───────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,8 @@ them are recombined.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -19,10 +19,15 @@ from torch import Tensor, nn
 
 from transfusion.files.publishing import write_tensors
 from transfusion.model.model import Model
-from transfusion.running.probes import calibration_probes, synthetic_probes
-from transfusion.running.probes.images import corrupted_images, noisy, recombined_texts
-from transfusion.running.probes.pairs import adversarial, invert
-from transfusion.running.probes.probed_model import ProbedModel, Probes, seeded_generator
+from transfusion.running.probes import make_probes
+from transfusion.running.probes.changed_inputs import (
+    adversarial,
+    corrupted_images,
+    invert,
+    noisy,
+    recombined_texts,
+)
+from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.runtime.progress import phase
 
 Inputs = dict[str, Tensor]
@@ -39,63 +44,45 @@ CONTINUOUS = ("pixel_values", "input_features", "input_values")
 """The names of inputs that can be inverted."""
 SYNTHETIC, CORRUPTED, BLENDED, OWN = "synthetic", "corrupted", "blended", "own"
 """The kinds of held-out inputs."""
+OWN_INPUTS = 4096
+"""The most inputs of the user that are read."""
 OWN_HELD_OUT = 5
-"""Every so many-th of the user's inputs is held out."""
+"""One in so many of the user's inputs is held out."""
 FRESH, POOLED, TESTS = 1_000_000, 2_000_000, 900_000
-"""Seeds: every user's seed has a million of its own, one for each step, and one for the held-out inputs."""
+"""Seeds of generators: a million for each purpose, one for every step, and one for the held-out inputs."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Inputs that take long to make, in files beside an unfinished run, which can then go on with them."""
-
-    place: Path | None = None
-    """A path for the files, whose stem they begin with; None to keep nothing."""
-
-    def inputs(self, kind: str, make: Callable[[], Inputs | None]) -> Inputs | None:
-        """Read the inputs of a kind, or make and keep them."""
-        if self.place is None:
-            return make()
-        file = self.place.with_stem(f"{self.place.stem}-{kind}")
-        if file.exists():
-            return load_file(file)
-        found = make()
-        if found is not None:
-            staged = file.with_suffix(".new")
-            write_tensors(staged, {name: one.contiguous() for name, one in found.items()}, {})
-            os.replace(staged, file)
-        return found
-
-
-@dataclass(frozen=True)
+@dataclass
 class RefinementInputs:
     """Inputs for one model, by kind."""
 
     model: Model
     module: nn.Module
     seed: int
-    prepared: Prepared = Prepared()
+    kept: Path | None = None
+    """A file name for inputs that take long to make, from which an interrupted run goes on."""
     inverted: Inputs | None = None
     own: Inputs | None = None
     """The user's inputs; some are held out."""
-    about: tuple[str, ...] = ("synthetic inputs",)
-
-    def extended(
-        self, inverted: Inputs | None, own: Inputs | None = None, about: str = ""
-    ) -> RefinementInputs:
-        """Return the same with inverted inputs, and with the user's own."""
-        more = [*(["inverted inputs"] if inverted else []), *([about] if own else [])]
-        return replace(self, inverted=inverted, own=own, about=(*self.about, *more))
+    about: list[str] = field(default_factory=lambda: ["synthetic inputs"])
 
     @cached_property
     def subject(self) -> ProbedModel:
         return ProbedModel(self.model, self.module)
 
-    @property
+    @cached_property
     def continuous(self) -> str | None:
         """The name of the input that can be inverted; None for texts."""
-        names = () if self.model.family.probes is not None else self.subject.template()
+        names = self.subject.template()
         return next((name for name in CONTINUOUS if name in names), None)
+
+    def read_own(self, path: Path) -> None:
+        """Read the user's unlabelled inputs."""
+        probes = make_probes(self.subject, OWN_INPUTS, 0, path)
+        self.own = _joined(probes.batches)
+        self.about.append(probes.about)
+
+    # ── for a step ───────────────────────────────────────────────────────────────────────────
 
     def draw(self, step: int, count: int) -> list[Inputs]:
         """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any."""
@@ -120,38 +107,36 @@ class RefinementInputs:
         return {**inputs, name: torch.cat([changed, inputs[name][count:]])}
 
     def _plain(self, step: int, count: int, generator: torch.Generator) -> Inputs:
+        """Draw synthetic inputs, half of them inverted if there are such."""
         inverted = count // 2 if self.inverted is not None else 0
-        parts = [self._synthetic(step, count - inverted, generator)]
-        if self.inverted is not None:
-            parts.append(_some(self.inverted, inverted, generator))
-        return _joined(parts)
+        if self.continuous is None:
+            made = _some(self._pool, count - inverted, generator)
+        else:
+            made = self._synthetic(count - inverted, FRESH * (self.seed + 1) + step)
+        if self.inverted is None:
+            return made
+        return _joined([made, _some(self.inverted, inverted, generator)])
+
+    def _synthetic(self, count: int, seed: int) -> Inputs:
+        return _joined(make_probes(self.subject, count, seed).batches)
+
+    @cached_property
+    def _pool(self) -> Inputs:
+        count = min(POOL, WRITTEN) if self.subject.writes else POOL
+        return self._prepared("pool", lambda: self._synthetic(count, POOLED + self.seed))
 
     def _mixed(self, own: Inputs, count: int, generator: torch.Generator) -> Inputs:
         """Draw the user's inputs; every second one is mixed with another one, so that few serve as many."""
-        first = _some({name: _trained(one) for name, one in own.items()}, count, generator)
+        first = _some(
+            {name: one[torch.arange(len(one)) % OWN_HELD_OUT != 0] for name, one in own.items()},
+            count,
+            generator,
+        )
         if (name := self.continuous) is None:
             return self._corrupted(first, generator)
         second = first[name].roll(1, 0)
         share = torch.rand(count, *[1] * (second.ndim - 1), generator=generator)
         return {**first, name: _alternating(first[name], torch.lerp(first[name], second, share))}
-
-    def _synthetic(self, step: int, count: int, generator: torch.Generator) -> Inputs:
-        if self.continuous is None:
-            return _some(self._pool, count, generator)
-        return _whole(synthetic_probes(self.model, self.module, count, FRESH * (self.seed + 1) + step))
-
-    @cached_property
-    def _pool(self) -> Inputs:
-        count = min(POOL, WRITTEN) if self.subject.writes else POOL
-        return self._made("pool", count, POOLED + self.seed)
-
-    def _made(self, kind: str, count: int, seed: int) -> Inputs:
-        """Return synthetic inputs, kept with the run: a model may write them for minutes."""
-        made = self.prepared.inputs(
-            kind, lambda: _whole(synthetic_probes(self.model, self.module, count, seed))
-        )
-        assert made is not None
-        return made
 
     def _corrupted(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
         """Corrupt images; of sounds and texts, every second one."""
@@ -164,71 +149,65 @@ class RefinementInputs:
             return {**inputs, name: corrupted_images(inputs[name], generator)}
         else:
             mixed = {name: noisy(inputs[name], generator)}
-        return {key: _alternating(inputs[key], mixed.get(key, inputs[key])) for key in inputs}
+        return {key: _alternating(one, mixed.get(key, one)) for key, one in inputs.items()}
+
+    # ── made once ────────────────────────────────────────────────────────────────────────────
 
     def held_out(self) -> dict[str, Inputs]:
         """Return inputs that no step draws, by kind. No step draws any blended inputs."""
-        generator = seeded_generator(self.seed, 8)
-        synthetic = self._made("held-out", HELD_OUT, FRESH * (self.seed + 1) + TESTS)
-        kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, generator)}
-        kinds[BLENDED] = self._blended(synthetic)
+        seed = FRESH * (self.seed + 1) + TESTS
+        synthetic = self._prepared("held-out", lambda: self._synthetic(HELD_OUT, seed))
+        kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, seeded_generator(self.seed, 8))}
+        kinds[BLENDED] = {name: self._blended(name, one) for name, one in synthetic.items()}
         if self.own is not None:
             kinds[OWN] = {name: one[::OWN_HELD_OUT] for name, one in self.own.items()}
         return kinds
 
-    def _blended(self, inputs: Inputs) -> Inputs:
+    def _blended(self, name: str, values: Tensor) -> Tensor:
         """Blend every input with the next one: the mean of both, or of texts each second token."""
-        blended = dict(inputs)
-        for name, one in inputs.items():
-            if name == self.continuous:
-                blended[name] = (one + one.roll(1, 0)) / 2
-            elif name.endswith("input_ids"):
-                second = torch.arange(one.shape[1]) % 2 == 1
-                blended[name] = torch.where(second, one.roll(1, 0), one)
-        return blended
+        if name == self.continuous:
+            return (values + values.roll(1, 0)) / 2
+        if name.endswith("input_ids"):
+            return torch.where(torch.arange(values.shape[1]) % 2 == 1, values.roll(1, 0), values)
+        return values
 
+    def invert(self, loss: Callable[[Inputs, Tensor], Tensor]) -> None:
+        """Make inputs for which the loss is small, and draw those too; nothing, if inputs are discrete.
 
-def invert_inputs(inputs: RefinementInputs, loss: Callable[[Inputs, Tensor], Tensor]) -> Inputs | None:
-    """Return inputs for which the loss is small; None if the inputs of the model are discrete.
+        ``loss(inputs, choices)`` gets a number between 0 and 1 for every input, which chooses the wanted
+        answer.
+        """
+        if self.continuous is not None:
+            self.inverted = self._prepared("inverted", lambda: self._inverted(loss))
+            self.about.insert(1, "inverted inputs")
 
-    ``loss(inputs, choices)`` gets a number between 0 and 1 for every input, which chooses the wanted answer.
-    """
-    if (name := inputs.continuous) is None:
-        return None
-    parts: list[Inputs] = []
-    starts = range(0, INVERTED, AT_ONCE)
-    with phase("inverting inputs", len(starts) * INVERSION_STEPS) as advance:
-        for start in starts:
-            generator = torch.Generator().manual_seed(FRESH * (inputs.seed + 2) + start)
-            given = _whole(
-                synthetic_probes(inputs.model, inputs.module, min(AT_ONCE, INVERTED - start), POOLED + start)
-            )
-            choices = torch.rand(len(given[name]), generator=generator)
+    def _inverted(self, loss: Callable[[Inputs, Tensor], Tensor]) -> Inputs:
+        name, parts = self.continuous or "", []
+        starts = range(0, INVERTED, AT_ONCE)
+        with phase("inverting inputs", len(starts) * INVERSION_STEPS) as advance:
+            for start in starts:
+                generator = torch.Generator().manual_seed(FRESH * (self.seed + 2) + start)
+                given = self._synthetic(min(AT_ONCE, INVERTED - start), POOLED + start)
+                choices = torch.rand(len(given[name]), generator=generator)
 
-            def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:
-                advance(f"steps to invert inputs of {Path(inputs.model.label).name}")
-                return loss({**given, name: pixels}, choices)
+                def of_pixels(pixels: Tensor, given: Inputs = given, choices: Tensor = choices) -> Tensor:
+                    advance(f"steps to invert inputs of {Path(self.model.label).name}")
+                    return loss({**given, name: pixels}, choices)
 
-            parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})
-    return _joined(parts)
+                parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})
+        return _joined(parts)
 
-
-def own_inputs(path: Path, model: Model, module: nn.Module, count: int, seed: int) -> tuple[Inputs, str]:
-    """Read the user's unlabelled inputs, and describe them."""
-    probes = calibration_probes(path, model, module, count, seed)
-    return _whole(probes), probes.about
-
-
-def batches(inputs: Mapping[str, Tensor], size: int) -> list[Inputs]:
-    """Divide inputs into batches."""
-    count = len(next(iter(inputs.values())))
-    return [
-        {name: one[start : start + size] for name, one in inputs.items()} for start in range(0, count, size)
-    ]
-
-
-def _whole(probes: Probes) -> Inputs:
-    return _joined(probes.batches)
+    def _prepared(self, kind: str, make: Callable[[], Inputs]) -> Inputs:
+        """Read inputs that an interrupted run has kept, or make and keep them: that may take minutes."""
+        file = self.kept and self.kept.with_name(f"{self.kept.name}-{kind}.safetensors")
+        if file is not None and file.exists():
+            return load_file(file)
+        found = make()
+        if file is not None:
+            staged = file.with_suffix(".new")
+            write_tensors(staged, {name: one.contiguous() for name, one in found.items()}, {})
+            os.replace(staged, file)
+        return found
 
 
 def _joined(parts: list[Inputs]) -> Inputs:
@@ -240,11 +219,6 @@ def _joined(parts: list[Inputs]) -> Inputs:
 def _some(inputs: Inputs, count: int, generator: torch.Generator) -> Inputs:
     chosen = torch.randint(len(next(iter(inputs.values()))), (count,), generator=generator)
     return {name: one[chosen] for name, one in inputs.items()}
-
-
-def _trained(inputs: Tensor) -> Tensor:
-    """Leave out those that are held out."""
-    return inputs[torch.arange(len(inputs)) % OWN_HELD_OUT != 0]
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.errors import SettingError
+from transfusion.transport.settings import TransportSettings
 
 MOVED, BASE = "moved", "base"
 """The starts of a refinement: B + α·π(τ), or B."""
@@ -79,29 +80,16 @@ class RefinementRecord:
         return {**metadata, "settings": settings, REFINEMENT: asdict(self)}
 
 
-def refinement_settings(
-    refine: bool,
-    *,
-    steps: int | None = None,
-    rank: int | None = None,
-    keep: float | None = None,
-    calibrate: str | Path | None = None,
-    seed: int = 0,
-) -> RefinementSettings | None:
+def refinement_settings(asked: TransportSettings) -> RefinementSettings | None:
     """Return the settings as users give them; None without ``refine``, where no setting of it is taken."""
-    if not refine:
-        for name, value in (("refine_steps", steps), ("refine_rank", rank), ("refine_keep", keep)):
-            if value is not None:
-                raise SettingError(f"`{name}`: nothing is refined", hint="add `refine`")
-        return None
-    default = RefinementSettings()
-    return RefinementSettings(
-        default.steps if steps is None else steps,
-        default.keep if keep is None else float(keep),
-        rank,
-        None if calibrate is None else str(Path(calibrate).resolve()),
-        seed,
-    )
+    given = {name: getattr(asked, f"refine_{name}") for name in ("steps", "rank", "keep")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if asked.refine:
+        own = None if asked.calibrate is None else str(Path(asked.calibrate).resolve())
+        return RefinementSettings(**given, calibrate=own, seed=asked.seed)
+    if given:
+        raise SettingError(f"`refine_{next(iter(given))}`: nothing is refined", hint="add `refine`")
+    return None
 
 
 def describe_refinement(info: Mapping[str, Any] | None) -> str:
@@ -109,18 +97,16 @@ def describe_refinement(info: Mapping[str, Any] | None) -> str:
     if not info:
         return ""
     kinds = {"synthetic": "synthetic", "corrupted": "corrupted", "blended": "blended", "own": "your"}
-    kinds = {kind: name for kind, name in kinds.items() if kind in info["before"]}
     start = "B" if info["start"] == BASE else "B + α·π(τ)"
-    if info["measure"] == "answers":
-        changes = [
-            f"{info['before'][kind]:.0%} → {info['after'][kind]:.0%} of {name} inputs"
-            for kind, name in kinds.items()
-        ]
-        agreement = f"agrees with the fine-tune on {', '.join(changes)}; with B on {info['kept']:.0%}"
+    agrees = info["measure"] == "answers"
+    form, of = (".0%", "of") if agrees else (".2f", "on")
+    changes = ", ".join(
+        f"{info['before'][kind]:{form}} → {info['after'][kind]:{form}} {of} {name} inputs"
+        for kind, name in kinds.items()
+        if kind in info["before"]
+    )
+    if agrees:
+        agreement = f"agrees with the fine-tune on {changes}; with B on {info['kept']:.0%}"
     else:
-        changes = [
-            f"{info['before'][kind]:.2f} → {info['after'][kind]:.2f} on {name} inputs"
-            for kind, name in kinds.items()
-        ]
-        agreement = f"cosine with the fine-tune's outputs {', '.join(changes)}; with B's {info['kept']:.2f}"
+        agreement = f"cosine with the fine-tune's outputs {changes}; with B's {info['kept']:.2f}"
     return f"refined from {start}, best after {info['steps']} steps: {agreement}"

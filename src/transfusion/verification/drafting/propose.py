@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,22 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.architecture.config_schema import require_sensible
 from transfusion.architecture.table import Config, Family, Table
 from transfusion.errors import ArchitectureError, LayoutError, TransfusionError, VerificationError, listing
 from transfusion.families import SUFFIX, read_families
 from transfusion.files.publishing import publish_file, require_writable, write_text
 from transfusion.files.references import resolve
 from transfusion.model.model import input_files
+from transfusion.model.recognition import require_sensible
 from transfusion.running.building import class_named_in, class_of_transformers
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.inputs import random_inputs
 from transfusion.runtime.untrusted_files import path_inside, read_json
 from transfusion.verification.certify import Certificate, certify
-from transfusion.verification.drafting.analysis import analyse
-from transfusion.verification.drafting.draft import counts_blocks, draft
-from transfusion.verification.drafting.draft_text import require_word, write
-from transfusion.verification.drafting.probe_model import ProbeModel, drawn, empty_family
+from transfusion.verification.drafting.analysis import Analysis
+from transfusion.verification.drafting.table import Draft, counts_blocks, require_word
+from transfusion.verification.drafting.trials import Trials, drawn, empty_family
 
 BLOCKS = 2
 """The number of blocks of the model that is analysed."""
@@ -40,11 +38,7 @@ MOST = 1000
 
 
 def propose_for(
-    reference: str | Path,
-    *,
-    config: Path | None = None,
-    output: Path | None = None,
-    force: bool = False,
+    reference: str | Path, *, config: Path | None = None, output: Path | None = None, force: bool = False
 ) -> ProposedTable:
     """Draft and certify a table for the class that a model's config.json names.
 
@@ -85,44 +79,22 @@ def _propose(reference: str | Path, root: Path, config: Path | None) -> Proposed
         )
     name = require_word(settings.get("model_type") or class_name.lower())
     made_by = class_of_transformers(settings, str(file))
-    _refuse_endless(file, settings)
-    with _library_errors(file, class_name):
-        short, depth = _shortened(made_by, settings)
-        _refuse_huge(file, _parameters(made_by, short))
-        small = _made(made_by, short)
-        config_of_small = small.config.to_dict()
-        inputs = _inputs(small, config_of_small)
-    proposal = propose(small, config_of_small, name, inputs).require()
-    if depth is None:
-        return proposal
-    if _parameters(made_by, settings) > LARGE:
-        return replace(proposal, certified_on=f"{BLOCKS} of {depth} blocks, because the model is large")
-    whole = _made(made_by, settings)
-    return proposal.certified(whole, whole.config.to_dict(), f"all {depth} blocks")
-
-
-def _refuse_endless(file: Path, settings: Config) -> None:
     for key, depth in settings.items():
         if counts_blocks(key, depth) and depth > MOST:
             raise ArchitectureError(
                 f"{file}: {key} = {depth}, and at most {MOST} blocks are allowed",
                 hint="give the configuration of a model with fewer blocks; the table is the same",
             )
-
-
-def _refuse_huge(file: Path, parameters: int) -> None:
-    if parameters > HUGE:
-        raise ArchitectureError(
-            f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are allowed",
-            hint="give the configuration of a smaller model; the table is the same",
-        )
-
-
-@contextmanager
-def _library_errors(file: Path, class_name: str) -> Iterator[None]:
-    """Turn the library's errors about a configuration into an `ArchitectureError`."""
     try:
-        yield
+        short, depth = _shortened(made_by, settings)
+        if (parameters := _parameters(made_by, short)) > HUGE:
+            raise ArchitectureError(
+                f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are"
+                " allowed",
+                hint="give the configuration of a smaller model; the table is the same",
+            )
+        small = _made(made_by, short)
+        inputs = _inputs(small)
     except TransfusionError:
         raise
     except Exception as error:  # of any type: classes raise what they like
@@ -131,6 +103,14 @@ def _library_errors(file: Path, class_name: str) -> Iterator[None]:
             f"{file}: transformers cannot build a {class_name} from it ({reason[0]:.200})",
             hint="download the model's own config.json",
         ) from error
+    proposal = propose(small, small.config.to_dict(), name, inputs).require()
+    if depth is None:
+        return proposal
+    if _parameters(made_by, settings) > LARGE:
+        return replace(proposal, certified_on=f"{BLOCKS} of {depth} blocks, because the model is large")
+    whole = _made(made_by, settings)
+    live = _bound(drawn(whole, seed=1), proposal.family, whole.config.to_dict(), inputs)
+    return replace(proposal, certificate=certify(live), certified_on=f"all {depth} blocks")
 
 
 def _made(made_by: Any, settings: Config) -> Any:
@@ -157,11 +137,11 @@ def _shortened(made_by: Any, settings: Config) -> tuple[Config, int | None]:
     return settings, None
 
 
-def _inputs(module: nn.Module, config: Config) -> dict[str, Tensor]:
+def _inputs(module: Any) -> dict[str, Tensor]:
     """Return random inputs of the class's main input."""
     kind = "image" if getattr(module, "main_input_name", "") == "pixel_values" else "tokens"
     try:
-        return random_inputs(empty_family("transformers", (kind,)), config, batch=2)
+        return random_inputs(empty_family("transformers", (kind,)), module.config.to_dict(), batch=2)
     except KeyError as error:
         raise ArchitectureError(
             f"no inputs can be made for {type(module).__name__}: its configuration has no {error}",
@@ -206,11 +186,6 @@ class ProposedTable:
             )
         return self
 
-    def certified(self, module: nn.Module, config: Config, on: str) -> ProposedTable:
-        """Return the draft with the certificate of another module of its class."""
-        live = _bound(drawn(module, seed=1), self.family, config, self.inputs)
-        return replace(self, certificate=certify(live), certified_on=on)
-
 
 def propose(
     module: nn.Module, config: Config, family_name: str, inputs: Mapping[str, Tensor]
@@ -231,16 +206,17 @@ def propose(
     """
     library = "transformers" if hasattr(module, "base_model_prefix") else "mine"
     with torch.no_grad():
-        probe = ProbeModel(module, library, inputs)
+        trials = Trials(module, library, inputs)
         base = f"{getattr(module, 'base_model_prefix', '')}."
-        prefix = base if base != "." and any(name.startswith(base) for name in probe.parameters) else ""
-        drafted = draft(analyse(probe, config), config, prefix)
-        text = write(drafted, require_word(family_name), type(module).__name__, library, config, inputs)
+        prefix = base if base != "." and any(name.startswith(base) for name in trials.parameters) else ""
+        found = Analysis(trials, config)
+        draft = Draft(found, config, prefix)
+        text = draft.text(require_word(family_name), type(module).__name__, library, inputs)
         (family,) = read_families(text, f"the draft of {family_name}")
-        live = _bound(probe.module, family, config, inputs)
+        live = _bound(trials.module, family, config, inputs)
         certificate = certify(live)
     table = family.table(config, frozenset(live.architecture.tensors))
-    return ProposedTable(family, table, text, certificate, tuple(drafted.lost), inputs)
+    return ProposedTable(family, table, text, certificate, tuple(found.lost), inputs)
 
 
 def _bound(module: nn.Module, family: Family, config: Config, inputs: Mapping[str, Tensor]) -> LiveModel:

@@ -1,1 +1,0 @@
-"""Solvers: from a gain matrix to a map."""

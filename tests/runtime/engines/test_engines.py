@@ -144,6 +144,8 @@ def test_settings_that_make_no_sense_are_refused(asked, about):
 
 def test_a_cluster_without_a_free_core_is_waited_for_and_then_given_up(two, monkeypatch):
     monkeypatch.setattr(ray_engine, "PATIENCE", 0.0)
+    more_than_there_are = two.ray.remote(num_cpus=1000)(ray_engine.greet)
+    monkeypatch.setattr(two, "_greet", more_than_there_are)
     with pytest.raises(ClusterError, match="no worker started within 0 seconds"):
         two.require_workers()
 

@@ -8,6 +8,9 @@ Certify the table on the model with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -85,7 +88,13 @@ skip blocks.{}.between   y -> x@next   blocks.{}
 draw input_ids = Draw((length,), low=0, high=words, whole=True)
 """
 
-FAMILIES = read_families(TABLE, __file__)
-
 # All sizes differ, so that a mistake in the table cannot go unnoticed.
 EXAMPLE = {"words": 31, "length": 7, "width": 24, "heads": 4, "hidden": 20, "blocks": 3}
+
+
+def build(config: Mapping[str, Any]) -> TinyTalker:
+    """Return the module of a config.json, for the verbs that run a model."""
+    return TinyTalker(**{name: config[name] for name in EXAMPLE})
+
+
+FAMILIES = read_families(TABLE, __file__, build=build)

@@ -191,6 +191,16 @@ def split_rows(names: OriginalNames, name: str, shapes: Shapes) -> list[tuple[st
     return [(part, slice(end - height, end)) for part, height, end in ends]
 
 
+def tensors_in_memory(family: Family, shapes: Shapes) -> dict[str, list[tuple[str, slice | None]]]:
+    """Return the tensors of ours that parameters of a live module hold, with the rows of each.
+
+    A module of the user's own may have the names of its files. Those of libraries have none of them.
+    """
+    names = OriginalNames.of(family, shapes)
+    found = {} if names is None else {name: split_rows(names, name, shapes) for name in shapes}
+    return {name: tensors for name, tensors in found.items() if tensors}
+
+
 @cache
 def _parsed(text: str) -> dict[str, OriginalModule]:
     modules: dict[str, OriginalModule] = {}

@@ -185,6 +185,10 @@ class Family:
     ``spectrogram``, ``waveform``."""
     draws: Callable[[Config], Mapping[str, Draw]] | None = None
     """How inputs for a live model are drawn, by name, where those kinds do not fit."""
+    build: Callable[[Config], Any] | None = None
+    """Builds the module of a configuration, if its class is the user's own and of no library."""
+    make_inputs: Callable[[Config, int, Any], Mapping[str, Any]] | None = None
+    """Makes so many inputs for such a module, with a random generator of torch, where ``draws`` cannot."""
     frame: Callable[[Config], tuple[int, int, int]] | None = None
     """Channels, rows and columns of probes, if the model takes images of any size."""
     arrange: Callable[[Config, Mapping[str, Any]], Mapping[str, Any]] | None = None
@@ -216,6 +220,11 @@ class Family:
     """Configuration keys that must have one of these values."""
     class_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By kind of model, settings that transformers 4 leaves out of the sections of a configuration."""
+
+    @property
+    def draws_inputs(self) -> bool:
+        """Whether its table, or the user's file, says how inputs are drawn."""
+        return self.draws is not None or self.make_inputs is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name only: the architecture already has everything else."""

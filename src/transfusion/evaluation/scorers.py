@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transfusion.errors import ArchitectureError, DataError, MismatchError, listing, reason_of
 from transfusion.evaluation.inputs import Batch, TextTokenizer, Tokens
 from transfusion.running.live_model import LiveModel
-from transfusion.running.probes.inputs import in_double, in_dtype, plain_experts, run_model
+from transfusion.running.probes.inputs import LOGITS, in_double, in_dtype, plain_experts, run_model
 from transfusion.running.probes.probed_model import vocabulary
 
 IMAGE, TEXT = "image", "text"
@@ -73,13 +73,12 @@ def logits_of(
     given, double = _placed(live, inputs)
     with _refusing(live, label):
         outputs = run_model(live.module, live.family, given, double=double, gradients=gradients)
-    name = "output" if live.family.library == "timm" else "logits"
-    if name not in outputs or live.architecture.output_space(name):
+    if LOGITS not in outputs or live.architecture.output_space(LOGITS):
         raise ArchitectureError(
             f"{name_of(live)} gives no logits, so it has no loss",
             hint="give models with a task head, such as a classifier or a language model",
         )
-    logits = outputs[name]
+    logits = outputs[LOGITS]
     if logits.ndim not in (2, 3):
         raise ArchitectureError(
             f"{name_of(live)} gives logits of {logits.ndim} dimensions, and only classes of examples or of"

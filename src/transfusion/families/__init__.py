@@ -6,11 +6,14 @@ An installed package may add modules with ``FAMILIES`` under the entry point ``t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from transfusion.architecture.family_library import Library
 from transfusion.architecture.table import Component, Config, Family
@@ -70,10 +73,22 @@ def known_keys(name: str) -> frozenset[str]:
     return library()[0].keys[name]
 
 
-def read_families(text: str, file: str) -> tuple[Family, ...]:
-    """Return the families of a text, which may refer to all that the texts of this folder define."""
+def read_families(
+    text: str,
+    file: str,
+    *,
+    build: Callable[[Config], Any] | None = None,
+    make_inputs: Callable[[Config, int, Any], Mapping[str, Any]] | None = None,
+) -> tuple[Family, ...]:
+    """Return the families of a text, which may refer to all that the texts of this folder define.
+
+    ``build`` returns the module of a configuration, so that models of these families can be run, and
+    ``make_inputs`` some inputs for it, by name: it gets the configuration, their number and a random
+    generator of torch.
+    """
     own = library()[0].extended()
-    return own.families(own.read(text, file))
+    found = own.families(own.read(text, file))
+    return tuple(replace(family, build=build, make_inputs=make_inputs) for family in found)
 
 
 def register_file(file: str | Path) -> ModuleType:

@@ -29,8 +29,11 @@ from transfusion.running.activations import (
     HELD_OUT,
     INPUT,
     OUTPUT,
+    READS,
     ActivationStore,
     comparable,
+    input_of,
+    input_side,
     precision,
     record_activations,
 )
@@ -112,7 +115,7 @@ class RecordedModel:
         if after := self.norms_at(point):
             return self.samples(after[-1], OUTPUT)
         readers = [
-            (name.rpartition(".")[0], INPUT)
+            (name.rpartition(".")[0], input_of(name))
             for name, layout in self.architecture.tensors.items()
             if [layout.items[dim] for dim in layout.inputs] == [Name(point)] and len(layout.outputs) == 1
         ]
@@ -173,12 +176,31 @@ class RecordedModel:
         """
         if side == INPUT:
             fold = self.fold(part)
-            return self.samples(part.module, INPUT) if fold is None else self.normalised(fold.norm)
-        found = self.samples(part.module, OUTPUT)
+            inputs = self.samples(part.module, input_of(part.tensor))
+            return inputs if fold is None else self.normalised(fold.norm)
+        of_attention = part.tensor.rpartition(".")[2] in READS
+        found = self.computed(part.tensor) if of_attention else self.samples(part.module, OUTPUT)
         if found is None or not part.is_weight:
             return None
         extent = self.model.info(part.tensor).shape[part.layout.outputs[0]]
         return part.of(found, 1) if found.shape[1] == extent else None
+
+    def computed(self, name: str) -> Tensor | None:
+        """Return the product of a weight of nn.MultiheadAttention with its inputs, (samples, units).
+
+        No module puts it out. Queries, keys and values may have different inputs.
+        """
+        module, _, leaf = name.rpartition(".")
+        if leaf not in READS or (queries := self.samples(module, INPUT)) is None:
+            return None
+        given = [self.samples(module, input_side(number)) for number in READS[leaf]]
+        inputs = [queries if one is None else one for one in given]
+        weight, bias = self.model.read(name).to(queries), f"{module}.in_proj_bias"
+        has_bias = bias in self.architecture.tensors
+        shifts = self.model.read(bias).to(weight).chunk(3) if has_bias else [weight.new_zeros(())] * 3
+        parts = zip(weight.chunk(len(inputs)), inputs, READS[leaf], strict=True)
+        count = min(len(one) for one in inputs)
+        return torch.cat([one[:count] @ part.T + shifts[number] for part, one, number in parts], dim=1)
 
 
 # ── two models ───────────────────────────────────────────────────────────────────────────────
@@ -287,7 +309,12 @@ class ActivationPair:
         item, (module, _, leaf) = self.architecture.tensors[name].items[dim], name.rpartition(".")
         if id not in names_in(item):
             return
-        pair = self.pair(module, side) if leaf == "weight" else self._computed(name, side)
+        if leaf == "weight":
+            pair = self.pair(module, side)
+        elif side == OUTPUT:
+            pair = self._both(*(one.computed(name) for one in (self.a, self.b)))
+        else:
+            pair = None
         if pair is None or pair[0].shape[1] != self.a.model.info(name).shape[dim]:
             return
         layout = Layout((Name(ANONYMOUS), item))
@@ -296,26 +323,6 @@ class ActivationPair:
             axes = tuple(factor.name for factor in factors[1:])
             if id in axes:
                 yield AxisPiece.of(axes, a.movedim(0, -1), b.movedim(0, -1), side)
-
-    def _computed(self, name: str, side: str) -> tuple[Tensor, Tensor] | None:
-        """Return the product of a tensor with its inputs, if no module of its own has recorded outputs."""
-        module = name.rpartition(".")[0]
-        if side == INPUT or len(self.a.model.info(name).shape) != 2:
-            return None
-        given = [self.pair(module, f"{INPUT}{number or ''}") for number in range(3)]
-        if given[0] is None:
-            return None
-        inputs = [one or given[0] for one in given]  # queries, keys and values may have different inputs
-        count = min(len(pair[0]) for pair in inputs)
-
-        def outputs(model: Model, which: int) -> Tensor:
-            weight, bias = model.read(name).to(inputs[0][0]), name.removesuffix("weight") + "bias"
-            has_bias = bias in model.architecture.tensors
-            shift = model.read(bias).to(weight) if has_bias else weight.new_zeros(len(weight))
-            parts = zip(weight.chunk(3), shift.chunk(3), inputs, strict=True)
-            return torch.cat([pair[which][:count] @ one.T + own for one, own, pair in parts], dim=1)
-
-        return outputs(self.a.model, 0), outputs(self.b.model, 1)
 
     # ── weights beside activations ───────────────────────────────────────────────────────────
 

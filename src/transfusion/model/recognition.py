@@ -233,12 +233,15 @@ def unread_by_library(checkpoint: Checkpoint, family: Family) -> list[str]:
         ignored = name and not own_code and is_unread(leaf, family.library, name)
         (unread if ignored else refused).append(key if ignored else f"{key}={reprlib.repr(value)}")
     if refused:
-        more = f"; keys that {family.library} never reads pass once it is installed"
+        hint = "they may change which units can be permuted; remove a key only if you know that it does not"
+        if family.library not in ("transformers", "diffusers", "open_clip", "timm"):
+            hint = "if they cannot change which units may be permuted, add 'ignores KEY …' to the table"
+        elif not find_spec(family.library):
+            hint += f"; keys that {family.library} never reads pass once it is installed"
         raise ArchitectureError(
             f"{checkpoint.label}: {checkpoint.config_label} has settings that the {family.name} table"
             f" does not know: {listing(refused)}",
-            hint="they may change which units can be permuted; remove a key only if you know that it"
-            f" does not, or extend the table{'' if find_spec(family.library) else more}",
+            hint=hint,
         )
     return unread
 

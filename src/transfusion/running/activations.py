@@ -28,6 +28,8 @@ from transfusion.running.streaming import RunningModel
 from transfusion.runtime.progress import phase
 
 INPUT, OUTPUT = "input", "output"
+READS = {"in_proj_weight": (0, 1, 2), "q_proj_weight": (0,), "k_proj_weight": (1,), "v_proj_weight": (2,)}
+"""The weights of nn.MultiheadAttention, and the numbers of the inputs that they read."""
 HELD_OUT = 5
 """One batch in this number is held out: the last ones."""
 EXACT = 512
@@ -46,6 +48,16 @@ def comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the samples of an axis of A and of B, (samples, units), in one type: that of the larger axis."""
     exact = precision(max(a.shape[1], b.shape[1]))
     return a.to(exact), b.to(exact)
+
+
+def input_side(number: int) -> str:
+    """Return the key of a module's input of this number."""
+    return f"{INPUT}{number or ''}"
+
+
+def input_of(tensor: str) -> str:
+    """Return the key of the input that a tensor reads."""
+    return input_side(READS.get(tensor.rpartition(".")[2], (0,))[0])
 
 
 @dataclass(frozen=True)
@@ -252,7 +264,7 @@ class _Recorder:
         if norm is not None:
             self.store.fed_by[without_part(one.name)[0]] = norm
         for number, value in enumerate(inputs[:1] if one.has_weight else inputs[:3]):
-            key = f"{one.name}/{INPUT}{number or ''}"
+            key = f"{one.name}/{input_side(number)}"
             if number == 0 and norm is not None and shape == value.shape and not one.convolves:
                 self.store.same[key] = f"{norm}/{OUTPUT}"
             else:  # of several inputs, the others may be masks

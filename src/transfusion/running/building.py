@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfusion.architecture.naming import Naming, without_part
+from transfusion.architecture.naming import Naming, tensors_in_memory, without_part
 from transfusion.architecture.table import WRONG_FILE, Config, Family
 from transfusion.errors import ArchitectureError, TransfusionError, listing
 from transfusion.families import all_families
@@ -162,7 +162,9 @@ def new_module(family: Family, config: Config | None, label: str, like: nn.Modul
     settings = dict(config or {})
     module: nn.Module
     with _refusing(family, label):
-        if family.library == "transformers":
+        if family.build is not None:
+            module = family.build(settings)
+        elif family.library == "transformers":
             made_by: Any = class_of_transformers(settings, label) if like is None else type(like)
             module = made_by(made_by.config_class.from_dict(settings))
         elif like is not None:
@@ -175,6 +177,12 @@ def new_module(family: Family, config: Config | None, label: str, like: nn.Modul
             open_clip, settings = require_library("open_clip"), dict(settings["model_cfg"])
             made_by = open_clip.CustomTextCLIP if settings.pop("custom_text", False) else open_clip.CLIP
             module = made_by(**settings)
+        elif family.library != "timm":
+            raise ArchitectureError(
+                f"{label}: a {family.name} is of no library, and its file does not say how it is built",
+                hint="give `architecture` a file of Python: read_families(TABLE, __file__, build=…), see"
+                " docs/your-own.md",
+            )
         else:
             arguments = {"num_classes": settings.get("num_classes"), **(settings.get("model_args") or {})}
             about = {**(settings.get("pretrained_cfg") or {}), "architecture": settings["architecture"]}
@@ -197,8 +205,9 @@ def _refusing(family: Family, label: str) -> Iterator[None]:
 
 
 def _cannot_build(family: Family, label: str, reason: str) -> ArchitectureError:
+    by = "the `build` of its file" if family.build is not None else family.library
     return ArchitectureError(
-        f"{label}: {family.library} cannot build the module ({reason})",
+        f"{label}: {by} cannot build the module ({reason})",
         hint="the configuration must be the one that belongs to these tensors",
     )
 
@@ -276,19 +285,26 @@ class Place:
     owner: nn.Module
     parameter: nn.Parameter
     """The parameter of the new module; tied ones are one object."""
-    ours: str
-    """Its canonical name, with a number if it is a part of a tensor."""
+    ours: tuple[str, ...]
+    """Its canonical name, with a number if it is a part of a tensor; of several tensors, all names."""
     rows: slice | None = None
     """The rows of the tensor that the part has."""
 
     @property
-    def whole(self) -> str:
-        """The canonical name of the tensor."""
-        return without_part(self.ours)[0]
+    def tensors(self) -> tuple[str, ...]:
+        """The canonical names of the tensors, which are joined along their first dimension."""
+        return tuple(without_part(name)[0] for name in self.ours)
 
-    def read(self, read: Callable[[str], Tensor]) -> Tensor:
-        value = read(self.whole)
-        return value if self.rows is None else value[self.rows]
+    def read(
+        self,
+        read: Callable[[str], Tensor],
+        change: Callable[[str, Tensor], Tensor] = lambda name, value: value,
+    ) -> Tensor:
+        """Read the values; ``change`` gets the canonical name, and returns others."""
+        values = [read(name) for name in self.tensors]
+        values = values if self.rows is None else [value[self.rows] for value in values]
+        changed = [change(name, value) for name, value in zip(self.ours, values, strict=True)]
+        return changed[0] if len(changed) == 1 else torch.cat(changed)
 
     def put(self, parameter: nn.Parameter) -> None:
         self.owner._parameters[self.name.rpartition(".")[2]] = parameter
@@ -300,6 +316,8 @@ def places_of(model: Model, module: nn.Module) -> tuple[list[Place], list[str]]:
     named = dict(module.named_parameters(remove_duplicate=False))
     own = {name: naming.canonical(name) for name in named}
     own = {name: ours for name, ours in own.items() if without_part(ours)[0] in model.names}
+    held = tensors_in_memory(model.family, {name: tuple(one.shape) for name, one in named.items()})
+    """What parameters hold under the names of files."""
     shared = {named[name]: ours for name, ours in reversed(own.items())}
     """What tied parameters share: the tensor of the first that has one."""
     parts: dict[str, dict[int, int]] = {}
@@ -310,12 +328,14 @@ def places_of(model: Model, module: nn.Module) -> tuple[list[Place], list[str]]:
             parts.setdefault(whole, {})[part] = len(named[name])
     places, missing = [], []
     for name, parameter in named.items():
-        known = own.get(name) or shared.get(parameter)
-        if known is None:
+        several = tuple(ours for ours, _ in held.get(name, ()) if ours in model.names)
+        known = several or tuple(one for one in (own.get(name) or shared.get(parameter),) if one)
+        if not known:
             missing.append(name)
             continue
-        (whole, part), rows = without_part(known), None
-        wanted = tuple(model.info(whole).shape)
+        (whole, part), rows = without_part(known[0]), None
+        first, *others = (tuple(model.info(without_part(one)[0]).shape) for one in known)
+        wanted = (sum((one[0] for one in others), first[0]), *first[1:]) if others else first
         if part is not None:
             start = sum(size for number, size in parts[whole].items() if number < part)
             rows, wanted = slice(start, start + len(parameter)), (len(parameter), *wanted[1:])
@@ -329,7 +349,7 @@ def places_of(model: Model, module: nn.Module) -> tuple[list[Place], list[str]]:
 
 def fill(places: Iterable[Place], value_of: Callable[[Place], Tensor]) -> None:
     """Give parameters their values; what is tied stays tied, unless the model has a tensor for each."""
-    made: dict[tuple[nn.Parameter, str], nn.Parameter] = {}
+    made: dict[tuple[nn.Parameter, tuple[str, ...]], nn.Parameter] = {}
     with torch._C.DisableTorchFunction():  # reading is no part of what is computed in float64 throughout
         for place in places:
             if (key := (place.parameter, place.ours)) not in made:
@@ -364,7 +384,7 @@ def build(
     if missing:
         module = _buffers_as_parameters(_module_for(model), model)
         places, _ = places_of(model, module)
-    kind = dtype or reduce(torch.promote_types, (model.info(place.whole).dtype for place in places))
+    kind = dtype or reduce(torch.promote_types, (model.info(place.tensors[0]).dtype for place in places))
     in_type(module, kind)
     fill(places, lambda place: place.read(read or model.read).to(kind, copy=True))
     fill_buffers(model, module, kind)
@@ -373,7 +393,8 @@ def build(
 
 def _require_all(model: Model, module: nn.Module, places: list[Place], missing: list[str]) -> None:
     """Refuse tensors without a parameter, and parameters without a tensor that no library computes."""
-    naming, taken = Naming(model.family, live=True), {place.whole for place in places}
+    naming = Naming(model.family, live=True)
+    taken = {tensor for place in places for tensor in place.tensors}
     taken |= {naming.canonical(name) for name, _ in module.named_buffers()}
     odd = [f"unexpected {name}" for name in model.architecture.tensors if name not in taken]
     odd += [f"missing {name}" for name in missing if naming.canonical(name) not in model.family.computed]

@@ -20,7 +20,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import Architecture, Shortcut
 from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import Layout, Name
-from transfusion.architecture.naming import Naming, without_part
+from transfusion.architecture.naming import Naming, tensors_in_memory, without_part
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
@@ -112,7 +112,8 @@ class LiveModel:
                     f"{type(self.module).__name__} has {name} in memory, which the table describes otherwise",
                     hint="install a later release of the library; files can be moved all the same",
                 )
-            moved[name] = alignment.move(parameter.data, layouts[parameter])
+            parts = [alignment.move(parameter.data[rows], layout) for rows, layout in layouts[parameter]]
+            moved[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return moved
 
     @contextmanager
@@ -143,14 +144,21 @@ class LiveModel:
                 hooks.callback(modules[cut.branch].register_forward_hook(leave).remove)
             yield
 
-    def _layouts(self) -> dict[nn.Parameter, Layout]:
-        """The layout of every parameter; a tied one may meet the table under either of its names."""
-        layouts: dict[nn.Parameter, Layout] = {}
+    def _layouts(self) -> dict[nn.Parameter, list[tuple[Any, Layout]]]:
+        """The layout of every parameter, or of the rows of each tensor that it holds.
+
+        A tied parameter may meet the table under either of its names.
+        """
+        layouts: dict[nn.Parameter, list[tuple[Any, Layout]]] = {}
+        named = dict(self.module.named_parameters(remove_duplicate=False))
         for naming in (Naming(self.family, live=True), Naming(self.family)):
-            for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            for name, parameter in named.items():
                 ours = naming.canonical(name)
                 if without_part(ours)[0] in self.architecture.tensors:
-                    layouts[parameter] = self._layout(ours)
+                    layouts[parameter] = [(..., self._layout(ours))]
+        shapes = {name: tuple(one.shape) for name, one in named.items()}
+        for name, held in tensors_in_memory(self.family, shapes).items():
+            layouts[named[name]] = [(rows or ..., self._layout(ours)) for ours, rows in held]
         return layouts
 
     def _layout(self, name: str) -> Layout:
@@ -202,9 +210,14 @@ def _shapes_in_a_file(module: nn.Module, family: Family) -> dict[str, tuple[int,
     """The shapes that a module's tensors have in a file, where parts of one tensor are one again."""
     naming = Naming(family, live=True)
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    own = {name: tuple(one.shape) for name, one in module.named_parameters(remove_duplicate=False)}
+    held = tensors_in_memory(family, own)
+    for name, shape in own.items():
+        for ours, rows in held.get(name, ()):
+            shapes[ours] = shape if rows is None else (rows.stop - rows.start, *shape[1:])
+        if name in held:
+            continue
         ours, part = without_part(naming.canonical(name))
-        shape = tuple(parameter.shape)
         if ours in family.computed:
             continue
         if part is not None and ours in shapes:

@@ -138,8 +138,11 @@ class StreamedModule:
             self.loaded, self.loads = name, self.loads + 1
 
     def _value(self, place: Place) -> Tensor:
-        value = place.read(self._read).to(self.device, self.dtype)
-        return value if self.change is None else self.change(place.ours, value)
+        def change(name: str, value: Tensor) -> Tensor:
+            value = value.to(self.device, self.dtype)
+            return value if self.change is None else self.change(name, value)
+
+        return place.read(self._read, change)
 
     def _drop(self) -> None:
         for place in self.places[self.loaded] if self.loaded is not None else ():

@@ -34,9 +34,11 @@ def make_probes(subject: ProbedModel, count: int, seed: int, calibrate: str | Pa
         found = len(next(iter(inputs.values())))
         rest, made = _generated(subject, found, seed, given=frozenset(inputs))
         return Probes(list(batched({**rest, **inputs})), "; ".join([about, *made]))
-    if subject.model.family.draws is not None:
-        latents = list(batched(subject.template(count, seed)))
-        return Probes(latents, f"{count} latents of noise, at random time steps")
+    if subject.model.family.draws_inputs:
+        drawn = list(batched(subject.template(count, seed)))
+        if subject.model.family.library == "diffusers":
+            return Probes(drawn, f"{count} latents of noise, at random time steps")
+        return Probes(drawn, f"{count} inputs drawn as the table says")
     inputs, made = _generated(subject, count, seed)
     return Probes(list(batched(inputs)), "; ".join(made))
 
@@ -87,7 +89,7 @@ def enough_probes(subject: ProbedModel, asked: int, samples: int) -> int:
 
     Large inputs have many tokens or patches, of which only some are recorded.
     """
-    if subject.model.family.draws is not None:
+    if subject.model.family.draws_inputs:
         return asked
     needed = ceil(PLENTY * samples / tokens_of_a_probe(subject))
     return min(asked, BATCH * ceil(needed / BATCH))

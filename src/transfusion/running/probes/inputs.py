@@ -24,8 +24,10 @@ LARGEST = 2**28
 def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
     """Draw random inputs of the kinds that a family takes, under the library's names."""
     try:
+        generator = torch.Generator().manual_seed(seed)
+        if family.make_inputs is not None:
+            return dict(family.make_inputs(config, batch, generator))
         if family.draws is not None:
-            generator = torch.Generator().manual_seed(seed)
             return {name: _one_draw(how, batch, generator) for name, how in family.draws(config).items()}
         return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -147,9 +149,8 @@ def flat_settings(config: Config) -> dict[str, Any]:
     return level
 
 
-def logits_name(family: Family) -> str:
-    """Return the name of the outputs of a task head."""
-    return "output" if family.library == "timm" else "logits"
+LOGITS = "logits"
+"""The name of a task head's outputs, and of the only output of a module of the user's own."""
 
 
 def run_model(
@@ -166,9 +167,10 @@ def run_model(
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
             return {"image_features": image, "text_features": text, "logit_scale": scale}
         if family.library == "timm":
-            return {logits_name(family): module(inputs["pixel_values"])}
+            return {LOGITS if getattr(module, "num_classes", 0) else "output": module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library in ("transformers", "diffusers") else {}
-        return dict(_tensors(module(**arranged(module, family, inputs), **kwargs)))
+        found = module(**arranged(module, family, inputs), **kwargs)
+        return dict(_tensors({LOGITS: found} if isinstance(found, Tensor) else found))
 
 
 def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -225,7 +227,7 @@ def _tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Iterate over the floating-point tensors of an output, with dotted names."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
-            yield name or "output", output
+            yield name, output
     elif isinstance(output, Mapping | list | tuple):
         pairs = output.items() if isinstance(output, Mapping) else enumerate(output)
         for key, value in pairs:

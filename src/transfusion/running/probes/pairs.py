@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import Architecture
 from transfusion.data.tables import TABLES, read_texts
-from transfusion.errors import DataError, MismatchError
+from transfusion.errors import DataError, MismatchError, listing
 from transfusion.model.model import Model
 from transfusion.running.live_model import expected_outputs, last_dimension
+from transfusion.running.probes import make_probes
 from transfusion.running.probes.calibration import read_calibration
 from transfusion.running.probes.images import (
     generated_images,
@@ -31,8 +32,7 @@ from transfusion.running.probes.images import (
     patch_grid,
     size,
 )
-from transfusion.running.probes.inputs import logits_name
-from transfusion.running.probes.probed_model import ProbedModel, batched, seeded_generator
+from transfusion.running.probes.probed_model import ProbedModel, batched, joined, seeded_generator
 from transfusion.running.probes.texts import Tokenizer, corpus, synthetic_texts, text_encoder, text_inputs
 
 Inputs = dict[str, Tensor]
@@ -115,6 +115,8 @@ def input_translation(source: ProbedModel, target: ProbedModel) -> InputTranslat
         if encoders is None:
             return InputTranslation(partial(_renamed, target))
         return InputTranslation(partial(_retokenized, *encoders, target), same_places=False)
+    if _drawn_alike(source, target):
+        return SAME_INPUTS
     raise _other_kind(source, target)
 
 
@@ -144,8 +146,7 @@ class RunningPair:
             elif ours and theirs and self.alignment.map_between(theirs, ours) is not None:
                 layouts = (last_dimension(id, value.ndim) for id in (ours, theirs))
                 found[name] = self.alignment.activations.move(value, *layouts)
-        before, after = (logits_name(model.family) for model in (self.a, self.b))
-        return {after if name == before else name: value for name, value in found.items()}
+        return found
 
 
 def _resizing(source: ProbedModel, target: ProbedModel) -> Callable[[Inputs], Inputs]:
@@ -187,6 +188,22 @@ def _different_tokenizers(a: ProbedModel, b: ProbedModel) -> tuple[Tokenizer, To
 
 def _both(a: ProbedModel, b: ProbedModel, kinds: tuple[tuple[str, ...], ...]) -> bool:
     return all(one.model.family.inputs in kinds for one in (a, b))
+
+
+def _drawn_alike(a: ProbedModel, b: ProbedModel) -> bool:
+    """Return whether the same inputs are drawn for both, by a table that says how; refuse different ones."""
+    if a.model.family != b.model.family or not a.model.family.draws_inputs:
+        return False
+    ours, theirs = a.template(2), b.template(2)
+    other = [name for name in ours if name not in theirs or not torch.equal(ours[name], theirs[name])]
+    if other or ours.keys() != theirs.keys():
+        raise MismatchError(
+            f"the inputs that the table draws for {a.model.label} and {b.model.label} differ in"
+            f" {listing(other or theirs.keys() - ours.keys())}",
+            hint="models of different shapes are compared on the same inputs: draw them of one length and of"
+            " the ids that both know",
+        )
+    return True
 
 
 def _other_kind(a: ProbedModel, b: ProbedModel) -> MismatchError:
@@ -256,6 +273,10 @@ def paired_probes(
     """
     if _both(a, b, IMAGES):
         return _images(a, b, count, seed, calibrate)
+    if _drawn_alike(a, b):
+        probes = make_probes(a, count, seed, calibrate)
+        both = ModelProbes.of(joined(probes.batches))
+        return PairedProbes(both, both, probes.about)
     if not _both(a, b, TEXTS):
         raise _other_kind(a, b)
     encoders = _different_tokenizers(a, b)

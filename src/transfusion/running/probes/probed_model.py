@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import exists
@@ -193,3 +193,9 @@ def batched(inputs: Mapping[str, Tensor], size: int = BATCH) -> Iterator[dict[st
     count = len(next(iter(inputs.values())))
     for start in range(0, count, size):
         yield {name: one[start : start + size] for name, one in inputs.items()}
+
+
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Join batches of inputs; those of a name that one part lacks are left out."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: torch.cat([part[name] for part in parts]) for name in names}

@@ -27,7 +27,7 @@ from transfusion.running.probes.changed_inputs import (
     noisy,
     recombined_texts,
 )
-from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
+from transfusion.running.probes.probed_model import ProbedModel, joined, seeded_generator
 from transfusion.runtime.progress import phase
 
 Inputs = dict[str, Tensor]
@@ -79,7 +79,7 @@ class RefinementInputs:
     def read_own(self, path: Path) -> None:
         """Read the user's unlabelled inputs."""
         probes = make_probes(self.subject, OWN_INPUTS, 0, path)
-        self.own = _joined(probes.batches)
+        self.own = joined(probes.batches)
         self.about.append(probes.about)
 
     # ── for a step ───────────────────────────────────────────────────────────────────────────
@@ -115,10 +115,10 @@ class RefinementInputs:
             made = self._synthetic(count - inverted, FRESH * (self.seed + 1) + step)
         if self.inverted is None:
             return made
-        return _joined([made, _some(self.inverted, inverted, generator)])
+        return joined([made, _some(self.inverted, inverted, generator)])
 
     def _synthetic(self, count: int, seed: int) -> Inputs:
-        return _joined(make_probes(self.subject, count, seed).batches)
+        return joined(make_probes(self.subject, count, seed).batches)
 
     @cached_property
     def _pool(self) -> Inputs:
@@ -195,7 +195,7 @@ class RefinementInputs:
                     return loss({**given, name: pixels}, choices)
 
                 parts.append({**given, name: invert(given[name], of_pixels, INVERSION_STEPS, generator)})
-        return _joined(parts)
+        return joined(parts)
 
     def _prepared(self, kind: str, make: Callable[[], Inputs]) -> Inputs:
         """Read inputs that an interrupted run has kept, or make and keep them: that may take minutes."""
@@ -208,12 +208,6 @@ class RefinementInputs:
             write_tensors(staged, {name: one.contiguous() for name, one in found.items()}, {})
             os.replace(staged, file)
         return found
-
-
-def _joined(parts: list[Inputs]) -> Inputs:
-    """Join inputs; those of a name that one part lacks are left out."""
-    names = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 def _some(inputs: Inputs, count: int, generator: torch.Generator) -> Inputs:

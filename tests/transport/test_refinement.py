@@ -617,3 +617,24 @@ def _named(direction: float, reach: float) -> AlphaSearch:
     search = _search(direction, reach)
     search.probes = Probes([], "some inputs")
     return search
+
+
+@pytest.mark.parametrize("fate", ["keep", "drop"])
+def test_a_fine_tune_that_added_tokens_is_asked_about_those_of_its_base(fate, made, aligned, tmp_path):
+    """A and B could not even read the new ones, and have no logits for them."""
+    a, b = made("gpt2", 1), made("gpt2", 2)
+    module = build(Model.open(finetuned(CASES["gpt2"], a, tmp_path / "tuned")), torch.float32)
+    before = module.config.vocab_size
+    module.resize_token_embeddings(before + 3, mean_resizing=False)
+    moved = transport(
+        module,
+        base=a,
+        onto=b,
+        via=aligned(a, b, method="naive"),
+        new_tokens=fate,
+        refine=True,
+        refine_steps=2,
+        force_unrelated=True,
+    )
+    assert moved.metadata()["refinement"]["measure"] == "answers"
+    assert moved.config["vocab_size"] == before + (3 if fate == "keep" else 0)

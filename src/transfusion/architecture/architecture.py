@@ -156,6 +156,21 @@ class Architecture:
         """The spaces that occur in the backbone."""
         return sorted({id for layout in self.backbone.values() for id in layout.names()})
 
+    @cached_property
+    def token_axes(self) -> frozenset[str]:
+        """The axes whose units are tokens: fixed ones of the whole model, from which an embedding leads on.
+
+        There may be several, such as one for each language.
+        """
+        read = {
+            name
+            for layout in self.backbone.values()
+            for dim in layout.inputs
+            for name in layout.part([dim]).names()
+        }
+        spaces = (self.spaces[name] for name in read)
+        return frozenset(one.id for one in spaces if one.id == one.axis and one.group is Symmetry.FIXED)
+
     def output_space(self, name: str) -> str | None:
         """Return the space of an output's last dimension: empty if it stays, None if it is not compared.
 

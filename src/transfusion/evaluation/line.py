@@ -26,7 +26,6 @@ from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
-from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.engines import as_precision, require_device
@@ -119,8 +118,9 @@ class Lines:
             live = data.live(held, dtype, device)
         else:
             live = LiveModel(module.to(device), held.family, held.architecture, {}).drawn(held, dtype=dtype)
-        sizes = (model.architecture.sizes.get(VOCABULARY) for model in (held, b))
-        grown = len(set(sizes)) > 1  # the fine-tune's tokenizer knows its new tokens
+        sizes = [model.architecture.sizes for model in (held, b)]
+        tokens = b.architecture.token_axes  # the fine-tune's tokenizer knows its new ones
+        grown = any(sizes[0].get(id) != sizes[1][id] for id in tokens)
         input_model = finetuned if grown and isinstance(finetuned, Model) else b
         return cls(a, b, finetuned, live, input_model, naive, options)
 

@@ -94,7 +94,7 @@ class AlphaSearch:
     ) -> None:
         """``tuned`` returns the fine-tune of A, ``moved`` the moved fine-tune on B with α = 1."""
         a, b = pair.a, pair.b
-        self.b, self.vocabulary = b, a.vocabulary
+        self.b, self.shared = b, pair.shared
         self.run_config, self.resources = run_config, resources
         run_config.require_room(b, COPIES)
         with run_config.opened(a) as running:
@@ -197,9 +197,7 @@ class AlphaSearch:
         found: dict[int, Outputs] = {}
 
         def run(number: int) -> None:
-            outputs: Outputs = running.outputs(batches[number])
-            if self.vocabulary is not None:
-                outputs = self.vocabulary.shared_logits(outputs)
+            outputs = self.shared(running.outputs(batches[number]))
             found[number] = {name: _thinned(one, len(batches)) for name, one in outputs.items()}
             advance("batches of probes, to choose α")
 

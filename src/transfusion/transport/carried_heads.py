@@ -12,7 +12,6 @@ from transfusion.errors import MismatchError
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, moves, place_of, tensor_parts
 from transfusion.model.tensor_pieces import TensorPieces
-from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.transport.adapters.classes import in_class, named_in
 from transfusion.transport.task_vector import TaskVector
 
@@ -43,7 +42,7 @@ def carried_heads(
     for role, part in tensor_parts(tuned.architecture).items():
         if part.tensor not in tuned.architecture.task_heads or part.tensor in moved:
             continue
-        if VOCABULARY in part.layout.names():
+        if tuned.architecture.token_axes.intersection(part.layout.names()):
             continue
         renamed = {id: _axis_on_b(label, part, id, tuned, alignment) for id in part.layout.names()}
         norms = folds.get(str(part.input), (None, None)) if part.is_weight else (None, None)

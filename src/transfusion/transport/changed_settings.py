@@ -23,7 +23,9 @@ _ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 """Rotary positions: releases of transformers divide them differently among these keys."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
 """Lengths of texts that are promised: no number is computed from them alone."""
-_ELSEWHERE = ("vocab_size", "tie_word_embeddings", "model_type", "num_classes", "pretrained_cfg", "auto_map")
+_TOKENS = "vocab_size"
+"""The number of tokens, in configurations of the libraries."""
+_ELSEWHERE = (_TOKENS, "tie_word_embeddings", "model_type", "num_classes", "pretrained_cfg", "auto_map")
 """Settings that the output gets with the tensors they describe, or that describe none."""
 
 
@@ -100,9 +102,12 @@ def _between(
     tuned = source.config or own
     if not _differing(dict(settings_of(tuned)), dict(settings_of(own))):
         return {}, {}  # most fine-tunes: no library is needed
+    counts = token_counts(source, own)
     of_tuned, of_a, of_b = map(_settings, (tuned, own, theirs))
     carried, kept, lost = dict[str, Any](), dict[str, Any](), list[str]()
     for key in _differing(of_tuned, of_a):
+        if key in counts:
+            continue
         wanted, was, there = (one.get(key) for one in (of_tuned, of_a, of_b))
         if there == was:
             carried[key] = wanted
@@ -117,6 +122,18 @@ def _between(
             hint="what the fine-tune computes depends on them: give a B with the same settings as A",
         )
     return carried, kept
+
+
+def token_counts(source: Change, own: Mapping[str, Any]) -> dict[str, int]:
+    """Return the settings in which a fine-tune says how many tokens it has, where A has another number."""
+    tuned, base = dict(settings_of(source.config or own)), dict(settings_of(own))
+    pairs = list(source.token_counts)
+    grown = [now for now, _ in pairs]
+    return {
+        key: now
+        for key, now in tuned.items()
+        if (now, base.get(key)) in pairs or (now in grown and key.rpartition(".")[2] == _TOKENS)
+    }
 
 
 def _is_length(key: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import isqrt
@@ -215,6 +215,8 @@ class DenseChange:
         if fold is None:
             return part.of(self.vector.difference(part.tensor, rows))
         tuned, base = self.vector.finetuned, self.vector.base
+        if rows is None and self.vector.added(part.tensor):
+            rows = slice(0, base.info(part.tensor).shape[0])
         return self._scaled(tuned, part, fold, rows) - self._scaled(base, part, fold, rows)
 
     @staticmethod
@@ -284,6 +286,11 @@ class DenseChange:
             return 0
         covered = [name for name in self.model.architecture.tensors if self.vector.covers(name)]
         return max(map(self.vector.added, covered), default=0)
+
+    @property
+    def token_counts(self) -> Set[tuple[int, int]]:
+        """The numbers of tokens of the fine-tune and of its base, where they differ."""
+        return self.vector.token_counts
 
     @property
     def auxiliary_files(self) -> list[Path]:

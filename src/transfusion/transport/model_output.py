@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.engines import Threads
 from transfusion.transport.adapters.classes import class_for_type, named_in
 from transfusion.transport.adapters.moved_adapter import MovedAdapter
-from transfusion.transport.changed_settings import ChangedSettings
+from transfusion.transport.changed_settings import ChangedSettings, token_counts
 from transfusion.transport.changes import DenseChange
 from transfusion.transport.merge_rules import MergeRule, magnitude_histogram
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
@@ -279,10 +279,9 @@ def _config(
             config["architectures"] = [class_for_type(name, *types)]
     if untied:
         config = untied_config(onto, config)
-    if grown:
-        for ours, other in ((config, theirs), (config.get("text_config"), theirs.get("text_config"))):
-            if ours and other and "vocab_size" in other:
-                ours["vocab_size"] = other["vocab_size"]
+    for name, count in token_counts(lead, onto.checkpoint.config or {}).items() if grown else ():
+        *sections, key = name.split(".")
+        reduce(lambda part, section: part[section], sections, config)[key] = count
     if dtype is not None:
         for key in ("dtype", "torch_dtype"):
             if key in config:

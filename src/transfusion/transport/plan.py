@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -386,7 +386,7 @@ class TransportPlan:
         full = any(isinstance(one, Adapter) for one in finetuned)
 
         return AlphaSearch(
-            self._running_pair,
+            self._running_pair(finetuned),
             partial(self._tuned, finetuned, rule, **how),
             partial(self.move, finetuned, rule=rule, full=full, trust_base=True, **how),
             calibrate=Path(calibrate) if calibrate else None,
@@ -408,13 +408,21 @@ class TransportPlan:
         """Return a model of A's architecture as it is run; between shapes with its own tokens."""
         return model.to_run if self.alignment.other_shape else model
 
-    @cached_property
-    def _running_pair(self) -> RunningPair:
-        return RunningPair(self.running(self.a), self.b, self.alignment)
+    def _running_pair(self, finetuned: Sequence[Finetune]) -> RunningPair:
+        """Return A and B as they run beside these fine-tunes, which may have added tokens."""
+        a = self.running(self.a)
+        tuned = [self.running(self.in_b_vocabulary(one)) for one in finetuned if isinstance(one, Model)]
+        counts = [
+            (one.architecture.sizes, a.architecture.sizes, id)
+            for one in tuned
+            for id in a.architecture.token_axes
+        ]
+        grown = {now[id]: was[id] for now, was, id in counts if now.get(id, 0) > was[id]}
+        return RunningPair(a, self.b, self.alignment, grown)
 
     def teacher(self, finetuned: Finetune) -> Teacher:
         """Return the fine-tune beside A, as the teacher of a refinement."""
-        pair, made = self._running_pair, self._tuned((finetuned,))
+        pair, made = self._running_pair((finetuned,)), self._tuned((finetuned,))
         tuned = made if isinstance(made, Model) else pair.a
         whole = build(made if isinstance(made, Model) else made.model(), torch.float32)
         return Teacher(pair, build(pair.a, torch.float32), tuned, whole)

@@ -67,8 +67,15 @@ class TaskVector:
         """Return the number of rows that the fine-tune added to a tensor for new tokens."""
         now, was = self.finetuned.info(name).shape, self.base.info(name).shape
         first = self.finetuned.architecture.tensors[name].items[:1]
-        by_tokens = first == (Name("vocab"),) and now[1:] == was[1:]
-        return max(0, now[0] - was[0]) if by_tokens else 0
+        tokens = {Name(id) for id in self.base.architecture.token_axes}
+        return max(0, now[0] - was[0]) if tokens.intersection(first) and now[1:] == was[1:] else 0
+
+    @property
+    def token_counts(self) -> set[tuple[int, int]]:
+        """The numbers of tokens of the fine-tune and of its base, where they differ."""
+        now, was = self.finetuned.architecture.sizes, self.base.architecture.sizes
+        both = ((now.get(id, 0), was[id]) for id in self.base.architecture.token_axes)
+        return {pair for pair in both if pair[0] != pair[1]}
 
     def difference(self, name: str, rows: Rows | None = None) -> Tensor:
         """Return τ of one tensor, or of some rows, in a dtype wider than the stored one; NaN and infinite
@@ -123,7 +130,7 @@ class TaskVector:
                 f" {now}, and {was} in the base",
                 hint='`new_tokens="keep"` appends their rows to those of B, `new_tokens="drop"` drops them',
             )
-        shorter = "vocab" in self.finetuned.architecture.tensors[name].names()
+        shorter = self.base.architecture.token_axes & {*self.finetuned.architecture.tensors[name].names()}
         raise MismatchError(
             f"{name} has shape {now} in {label} and {was} in its base {self.base.label}",
             hint="the fine-tune cut or rearranged its vocabulary: its token ids mean other tokens"

@@ -8,7 +8,7 @@ not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -127,6 +127,19 @@ class RunningPair:
     a: Model
     b: Model
     alignment: Alignment
+    grown: Mapping[int, int] = field(default_factory=dict)
+    """The number of tokens of a fine-tune that added some, and that of A."""
+
+    def shared(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return outputs of A, B or a fine-tune, of logits only those of the tokens that all of them have."""
+        if self.a.vocabulary is not None:
+            return self.a.vocabulary.shared_logits(outputs)
+        logits = {
+            name: value[..., : self.grown[value.shape[-1]]]
+            for name, value in outputs.items()
+            if "logits" in name and value.ndim >= 3 and value.shape[-1] in self.grown
+        }
+        return {**outputs, **logits}
 
     def inputs(self, a: nn.Module, b: nn.Module) -> InputTranslation:
         """Return what rewrites inputs of A's module as inputs of B's."""

@@ -66,6 +66,8 @@ class ProbedModel:
     module: nn.Module
     each: Callable[[Callable[[int], None], int], None] = one_by_one
     """How several passes through the module are made."""
+    tokens: int | None = None
+    """Probes have only the first so many tokens, if other models that read them have no more."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -119,7 +121,8 @@ class ProbedModel:
     def vocabulary(self) -> int:
         """The size of the vocabulary."""
         found = vocabulary(self.module) if self.takes("tokens") or self.takes("spectrogram") else None
-        return found or int(self.settings.get("vocab_size", 49408))
+        known = found or int(self.settings.get("vocab_size", 49408))
+        return known if self.tokens is None else min(known, self.tokens)
 
     def token(self, *names: str) -> int | None:
         """Return the first of these special tokens that the configuration names and the vocabulary holds."""

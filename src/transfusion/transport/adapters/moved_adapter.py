@@ -63,6 +63,7 @@ class MovedAdapter:
     module: ClassVar[None] = None
     left_out: ClassVar[tuple[str, ...]] = ()
     dropped_tokens: ClassVar[int] = 0
+    token_counts: ClassVar[frozenset[tuple[int, int]]] = frozenset()
     auxiliary_files: ClassVar[tuple[Path, ...]] = ()
 
     @cached_property

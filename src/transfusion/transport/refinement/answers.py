@@ -9,7 +9,7 @@ features that B's outputs, or B's heads, are made of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -105,10 +105,20 @@ class KeptAnswers:
     """The outputs or features of B that a student is to keep."""
 
     def __init__(
-        self, b: Model, of_b: nn.Module, student: nn.Module, inputs: Mapping[str, Tensor], *, same_class: bool
+        self,
+        b: Model,
+        of_b: nn.Module,
+        student: nn.Module,
+        inputs: Mapping[str, Tensor],
+        shared: Callable[[Outputs], Outputs],
+        *,
+        same_class: bool,
     ) -> None:
-        """``same_class`` says that both have the same heads; ``inputs`` are some to look for features."""
-        self.b, self.of_b, self.student = b, of_b, student
+        """``same_class`` says that both have the same heads; ``inputs`` are some to look for features.
+
+        ``shared`` leaves of logits those of the tokens that both have.
+        """
+        self.b, self.of_b, self.student, self.shared = b, of_b, student, shared
         self.features = None if same_class else _feature_modules(b, of_b, student, inputs)
         before = self._run(of_b, inputs)
         self.targets = OutputTargets.between(before, before, problem_of(of_b))
@@ -127,7 +137,7 @@ class KeptAnswers:
             return run_model(module, self.b.family, inputs, double=False, gradients=gradients)
 
         if self.features is None:
-            return with_similarities(run())
+            return with_similarities(self.shared(run()))
         found: dict[str, Tensor] = {}
 
         def keep(name: str, given: list[Tensor], output: Any) -> None:

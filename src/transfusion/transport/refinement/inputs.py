@@ -61,6 +61,8 @@ class RefinementInputs:
     seed: int
     kept: Path | None = None
     """A file name for inputs that take long to make, from which an interrupted run goes on."""
+    tokens: int | None = None
+    """The number of tokens that all models have which read the inputs."""
     inverted: Inputs | None = None
     own: Inputs | None = None
     """The user's inputs; some are held out."""
@@ -68,7 +70,7 @@ class RefinementInputs:
 
     @cached_property
     def subject(self) -> ProbedModel:
-        return ProbedModel(self.model, self.module)
+        return ProbedModel(self.model, self.module, tokens=self.tokens)
 
     @cached_property
     def continuous(self) -> str | None:

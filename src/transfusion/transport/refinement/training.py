@@ -23,7 +23,7 @@ from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
 from transfusion.running.probes.inputs import run_model
 from transfusion.running.probes.pairs import RunningPair
-from transfusion.running.probes.probed_model import batched
+from transfusion.running.probes.probed_model import batched, vocabulary
 from transfusion.runtime.progress import SILENT, Progress, phase
 from transfusion.transport.refinement.answers import (
     CLASSES,
@@ -97,9 +97,7 @@ class Teacher:
     def run(self, model: Model, module: nn.Module, inputs: Inputs, *, gradients: bool = False) -> Outputs:
         """Return the outputs of any of the models, on the tokens that A and B share."""
         outputs = run_model(module, model.family, inputs, double=False, gradients=gradients)
-        if self.a.vocabulary is not None:
-            outputs = self.a.vocabulary.shared_logits(outputs)
-        return with_similarities(outputs)
+        return with_similarities(self.pair.shared(outputs))
 
     @property
     def rate(self) -> float:
@@ -149,7 +147,10 @@ class Refinement:
         for module in (teacher.module, teacher.of_a, of_b):
             module.eval().requires_grad_(False)
         self.translation = teacher.pair.inputs(teacher.of_a, of_b)
-        self.inputs = RefinementInputs(teacher.tuned, teacher.module, 2 * settings.seed, self._file("of-a"))
+        drawn_for = teacher.a if teacher.a.family.draws_inputs else teacher.tuned
+        self.inputs = RefinementInputs(
+            drawn_for, teacher.module, 2 * settings.seed, self._file("of-a"), vocabulary(teacher.of_a)
+        )
         self._invert(self.inputs, teacher.of_a)
         if settings.calibrate is not None:
             self.inputs.read_own(Path(settings.calibrate))
@@ -270,7 +271,8 @@ class Refinement:
         with phase("comparing the start with the fine-tune"):
             before = {kind: self.measure(student, kind) for kind in self.held_out}
             some = self.inputs_of_b.draw_plain(0, 2)
-            kept = KeptAnswers(self.b, self.of_b, student, some, same_class=self.same_class)
+            shared = self.teacher.pair.shared
+            kept = KeptAnswers(self.b, self.of_b, student, some, shared, same_class=self.same_class)
         trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
         best_step = train(
             trained,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transfusion.evaluation.evaluate import evaluate
     from transfusion.evaluation.fewshot import fewshot
     from transfusion.evaluation.sweep import sweep
+    from transfusion.families import register_file
     from transfusion.matching.align import align
     from transfusion.model.model import Model
     from transfusion.report.inspect import inspect
@@ -42,6 +43,7 @@ __all__ = [
     "inspect",
     "merge",
     "predict",
+    "register_file",
     "report",
     "sweep",
     "transport",
@@ -61,6 +63,7 @@ _HOMES = {
     "inspect": "report.inspect",
     "merge": "transport.transport",
     "predict": "verification.verify",
+    "register_file": "families",
     "report": "report.page",
     "sweep": "evaluation.sweep",
     "transport": "transport.transport",

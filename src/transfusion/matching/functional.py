@@ -208,7 +208,8 @@ def correspond(
             found.maps.update(maps)
             if quality is not None:
                 found.quality[id] = quality
-    missing = [space.id for space in moving if space.id not in found.maps]
+    known = probed.architecture.backbone_spaces  # a class may not run a head that its file has: it stays
+    missing = [space.id for space in moving if space.id not in found.maps and space.id in known]
     if missing:
         raise AlignmentError(
             f"no module of {probed.a.model.label} shows what the units of {listing(missing, 3)} compute",

@@ -22,9 +22,9 @@ from transfusion.architecture.binding import bind
 from transfusion.architecture.layouts import Layout, Name
 from transfusion.architecture.naming import Naming, tensors_in_memory, without_part
 from transfusion.architecture.table import Config, Family
-from transfusion.errors import ArchitectureError
+from transfusion.errors import ArchitectureError, listing
 from transfusion.model.model import Model
-from transfusion.running.building import build
+from transfusion.running.building import build, places_of
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.streaming import StreamedModule
@@ -40,13 +40,35 @@ class LiveModel:
     inputs: Mapping[str, Tensor]
     streamed: StreamedModule | None = None
     """The same module, if its weights are in memory one layer at a time."""
+    unset: frozenset[str] = frozenset()
+    """Parameters that the file lacks, such as a pooler: they have random values."""
+    undecided: frozenset[str] = frozenset()
+    """Outputs that depend on them, which are left out."""
 
     @classmethod
     def of(cls, model: Model, dtype: torch.dtype = torch.float64, *, by_layer: bool = False) -> LiveModel:
         """Build the model in its own library, with random inputs; whole, or to be run layer by layer."""
         streamed = StreamedModule(model, dtype) if by_layer else None
         module = build(model, dtype) if streamed is None else streamed.module
-        return cls(module, model.family, model.architecture, {}, streamed).drawn(model, dtype=dtype)
+        live = cls(module, model.family, model.architecture, {}, streamed).drawn(model, dtype=dtype)
+        computed, naming = model.family.computed, Naming(model.family, live=True)
+        unset = [name for name in places_of(model, module)[1] if naming.canonical(name) not in computed]
+        return live._without_undecided(unset) if unset else live
+
+    def _without_undecided(self, unset: list[str]) -> LiveModel:
+        """The same module without the outputs that change with parameters that the file lacks."""
+        others = {name: torch.randn_like(self.module.get_parameter(name).data) for name in unset}
+        before = self.outputs()
+        with self.holding(others):
+            after = self.outputs()
+        changed = frozenset(name for name, one in before.items() if not torch.equal(one, after[name]))
+        if len(changed) == len(before):
+            raise ArchitectureError(
+                f"{type(self.module).__name__}: every output depends on {listing(unset)}, which the file"
+                " lacks",
+                hint="name the class without this head in the 'architectures' of config.json",
+            )
+        return replace(self, unset=frozenset(unset), undecided=changed)
 
     def drawn(
         self, model: Model, *, batch: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
@@ -68,7 +90,8 @@ class LiveModel:
         """Run the module on its probes and return its outputs."""
         try:
             with nullcontext() if self.streamed is None else self.streamed.loading():
-                return run_model(self.module, self.family, self.inputs)
+                found = run_model(self.module, self.family, self.inputs)
+                return {name: one for name, one in found.items() if name not in self.undecided}
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise ArchitectureError(
@@ -105,7 +128,9 @@ class LiveModel:
         naming, layouts = Naming(self.family, live=True), self._layouts()
         moved: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
-            if parameter not in layouts and naming.canonical(name) in self.family.computed:
+            if parameter not in layouts and (
+                name in self.unset or naming.canonical(name) in self.family.computed
+            ):
                 continue
             if parameter not in layouts:
                 raise ArchitectureError(

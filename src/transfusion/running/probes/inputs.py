@@ -17,6 +17,11 @@ from transfusion.model.recognition import SECTIONS
 
 _NAMES = {"image": "pixel_values", "tokens": "input_ids"}
 """The names of inputs that may have to be arranged, by their kinds."""
+_INNER = (
+    *("hidden_states.", "attentions.", "cross_attentions.", "encoder_hidden_states.", "encoder_attentions."),
+    *("decoder_hidden_states.", "decoder_attentions."),
+)
+"""What a configuration may ask models of transformers to show beside their outputs: all layers."""
 LARGEST = 2**28
 """The largest number of values of one input."""
 
@@ -170,7 +175,9 @@ def run_model(
             return {LOGITS if getattr(module, "num_classes", 0) else "output": module(inputs["pixel_values"])}
         kwargs = {"return_dict": True} if family.library in ("transformers", "diffusers") else {}
         found = module(**arranged(module, family, inputs), **kwargs)
-        return dict(_tensors({LOGITS: found} if isinstance(found, Tensor) else found))
+        if isinstance(found, Tensor):
+            return {LOGITS: found}
+        return {name: one for name, one in _tensors(found) if not name.startswith(_INNER)}
 
 
 def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1,0 +1,75 @@
+"""``make zoo``: fetch the packages, open every model, run every trial, print and keep the tables.
+
+``make zoo ZOO="sentiment stories"`` runs some trials or models alone; the other rows stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from zoo.door import passed
+from zoo.models import MODELS
+from zoo.trials import Trial
+
+MEASURED = Path(__file__).parent / "measured.json"
+ROOMS = ("encoders", "decoders")
+"""The modules with trials."""
+
+
+def trials() -> dict[str, Trial]:
+    """Return all trials, by name."""
+    rooms = (import_module(f"zoo.{room}") for room in ROOMS)
+    return {one.name: one for room in rooms for one in room.TRIALS}
+
+
+def main(asked: list[str]) -> int:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    every = trials()
+    if odd := [name for name in asked if name not in {**MODELS, **every}]:
+        print(f"there is no {odd[0]}; models: {', '.join(MODELS)}; trials: {', '.join(every)}")
+        return 2
+    known: dict[str, Any] = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    disappointing = 0
+    for name, model in MODELS.items():
+        if not asked or name in asked:
+            found = passed(model)
+            known.setdefault("door", {})[name] = {**asdict(found), **_about(model)}
+            print(f"{name}: {'closed: ' + found.refused if found.refused else 'open'}, {found}", flush=True)
+            _keep(known)
+    for name, trial in every.items():
+        if not asked or name in asked:
+            print(f"{name}: {trial.finetune}, {trial.a} → {trial.b}", flush=True)
+            ways = trial.run()
+            short = [way for way, least in trial.expects.items() if (ways[way].share or 0.0) < least]
+            disappointing += len(short)
+            row = {key: getattr(trial, key) for key in ("a", "b", "finetune", "relation", "measured")}
+            row |= {"expects": dict(trial.expects), "ways": {way: asdict(one) for way, one in ways.items()}}
+            known.setdefault("trials", {})[name] = row
+            if short:
+                print(f"  below what was expected: {', '.join(short)}", flush=True)
+            _keep(known)
+    return 1 if disappointing else 0
+
+
+def _about(model: Any) -> dict[str, str]:
+    package = model.package
+    return {
+        "kind": model.kind,
+        "package": package.name,
+        "made_by": package.made_by,
+        "licence": package.licence,
+    }
+
+
+def _keep(known: dict[str, Any]) -> None:
+    MEASURED.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -106,7 +106,7 @@ class UselessResultError(TransfusionError):
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error of another library, or the name of its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(": ")
 
 
 def listing(items: Iterable[object], limit: int = 8) -> str:

@@ -41,7 +41,7 @@ from transfusion.errors import ArchitectureError
 
 _CONTENTS = ("fragments", "keys", "made", "own")
 _ONCE = ("prefixes", "inputs", "computed")
-_FLAGS = ("tied_scale", "positions_after_padding", "whole_only")
+_FLAGS = ("tied_scale", "positions_after_padding", "whole_only", "repeats_block")
 _DRAWING = frozenset({"draw", "let", "when", "otherwise", "for"})
 FindFamily: TypeAlias = Callable[[Component, Config, str], Family]
 

@@ -189,6 +189,7 @@ computed WORDS
 tied_scale
 positions_after_padding
 whole_only
+repeats_block
 ignores WORDS
 requires NAME VALUES
 defaults [of NAME :] SETTINGS

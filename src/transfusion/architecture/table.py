@@ -212,6 +212,8 @@ class Family:
     """Whether positions are counted from behind the row of the padding token."""
     whole_only: bool = False
     """Whether a live module needs all of its weights at once: it cannot be run unit by unit."""
+    repeats_block: bool = False
+    """Whether one block runs several times, so that it corresponds to no single block of another family."""
     computed: tuple[str, ...] = ()
     """Tensors that the library computes anew, so that files may lack them."""
     known_keys: frozenset[str] = frozenset()

@@ -25,7 +25,7 @@ from transfusion.matching.advice import Advice, Verdict, advise, base_drift
 from transfusion.matching.functional import align_auto, align_functional, counting, require_rotatable
 from transfusion.matching.methods import Method, MovesKind
 from transfusion.matching.ot_fusion import fuse
-from transfusion.matching.other_shapes import align_shapes, count_axes
+from transfusion.matching.other_shapes import align_shapes, count_axes, depths
 from transfusion.matching.search import Search, Step, block_bytes, search_blocks
 from transfusion.matching.settings import AlignSettings
 from transfusion.matching.weights import WeightPair, tensor_products
@@ -103,6 +103,7 @@ def _require_alignable(pair: Pair, settings: AlignSettings) -> None:
         require_rotatable(pair.a, pair.b)  # nothing else is tried
     if pair.difference is not None:
         _refuse_limits(chosen, settings.resources)
+        depths(pair.a, pair.b)
 
 
 def _between_shapes(

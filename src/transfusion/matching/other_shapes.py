@@ -132,6 +132,13 @@ def depths(a: Model, b: Model) -> dict[str, tuple[int, int]]:
                 f"{model.label} is a mixture of experts, which moves between models of one shape only",
                 hint="choose a base of the same shape",
             )
+    if a.family.repeats_block != b.family.repeats_block:
+        one, other = (a, b) if a.family.repeats_block else (b, a)
+        raise MismatchError(
+            f"{one.label}, a {one.family.name}, runs one block several times, and the blocks of {other.label}"
+            " differ: they do not correspond",
+            hint="choose a base of the same kind",
+        )
     of_a, of_b = (_depths(model) for model in (a, b))
     if not of_a.keys() & of_b.keys():
         raise MismatchError(

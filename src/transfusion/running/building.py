@@ -113,19 +113,25 @@ def with_defaults(config: Config) -> Config:
     """
     try:
         transformers = require_library("transformers")
-        logging = transformers.utils.logging
-        before = logging.get_verbosity()
-        logging.set_verbosity_error()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made_by = transformers.CONFIG_MAPPING[config["model_type"]]
-                found: dict[str, Any] = made_by.from_dict(dict(config)).to_dict()
-        finally:
-            logging.set_verbosity(before)
+        with _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made_by = transformers.CONFIG_MAPPING[config["model_type"]]
+            found: dict[str, Any] = made_by.from_dict(dict(config)).to_dict()
     except Exception:  # the library has its own errors for settings that it does not accept
         return config
     return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within the block, transformers says nothing about settings, which are checked before."""
+    logging = require_library("transformers").utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def class_of_diffusers(config: Config, label: str) -> Any:
@@ -166,7 +172,8 @@ def new_module(family: Family, config: Config | None, label: str, like: nn.Modul
             module = family.build(settings)
         elif family.library == "transformers":
             made_by: Any = class_of_transformers(settings, label) if like is None else type(like)
-            module = made_by(made_by.config_class.from_dict(settings))
+            with _quiet():
+                module = made_by(made_by.config_class.from_dict(settings))
         elif like is not None:
             module = deepcopy(like)
         elif family.library == "diffusers":

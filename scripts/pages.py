@@ -185,6 +185,64 @@ def arrives(_: str) -> str:
     return _minus(_table(head, cells, numbers=True))
 
 
+def zoo(part: str) -> str:
+    """Return a table of models that others made: how they came through the door, or what arrives."""
+    info = json.loads((ROOT / "benchmarks/zoo/measured.json").read_text())
+    if part == "door":
+        head = (
+            "model",
+            "kind",
+            "from",
+            "made by",
+            "licence",
+            "family",
+            "parameters",
+            "planted π",
+            "functional",
+            "s",
+        )
+        return _table(head, [(name, *_through(one)) for name, one in info["door"].items()])
+    ways = ("unchanged", "default", "functional", "refined")
+    if part == "readme":
+        head = (
+            "A → B, both made by others",
+            "the fine-tune",
+            "τ unchanged",
+            "default",
+            "functional",
+            "refined",
+        )
+        return _minus(_table(head, [_row(one, ways, short=True) for one in info["trials"].values()]))
+    head = ("trial", "A → B", "the fine-tune", "related", "measured", *ways)
+    return _minus(_table(head, [(name, *_row(one, ways)) for name, one in info["trials"].items()]))
+
+
+def _through(one: Any) -> tuple[str, ...]:
+    about = (one["kind"], f"`{one['package']}`", one["made_by"], one["licence"])
+    if one["refused"]:
+        return (*about, "", "", f"refused: {one['refused']}", "", "")
+    found = "found" if one["found"] and one["equal"] else "not found"
+    size = f"{one['parameters'] / 1e6:.1f} M"
+    return (*about, one["family"], size, found, f"{one['predicted']:.0%}", f"{one['seconds']:.0f}")
+
+
+def _row(one: Any, ways: Sequence[str], *, short: bool = False) -> tuple[str, ...]:
+    """Return the cells of a trial: what each way brought and, unless ``short``, its cost."""
+    cells = []
+    for way in ways:
+        found = one["ways"].get(way)
+        if found is None:
+            cells.append("")
+        elif found["share"] is None:
+            cells.append("refused")
+        else:
+            change = "" if found["support"] is None else f", {found['support']:+.1f}"
+            more = "" if short else f"{change}; {found['seconds']:.0f} s"
+            cells.append(f"{round(100 * found['share'])} %{more}")
+    models = f"{one['a']} → {one['b']}"
+    return (models, one["finetune"], *(() if short else (one["relation"], one["measured"])), *cells)
+
+
 def growth(_: str) -> str:
     """Return the table of the benchmark of growth."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -222,6 +280,7 @@ def filled(text: str) -> str:
         "growth": growth,
         "transfer": transfer,
         "arrives": arrives,
+        "zoo": zoo,
     }
 
     def fill(found: re.Match[str]) -> str:

@@ -16,11 +16,11 @@ from transfusion_demo import reviews
 from zoo.models import MODELS
 from zoo.trials import BETWEEN_SHAPES, Measure, Trial, Way, trained
 
-LENGTH = 128
+LENGTH = 64
 """Tokens of a review."""
 SHOWN, TESTED = 2400, 1000
 """Reviews to learn from, and to test on."""
-STEPS, BATCH = 150, 16
+STEPS, BATCH = 100, 16
 
 
 @cache

@@ -185,36 +185,21 @@ def arrives(_: str) -> str:
     return _minus(_table(head, cells, numbers=True))
 
 
+_DOOR = "model kind from made_by licence family parameters planted_π functional seconds"
+
+
 def zoo(part: str) -> str:
     """Return a table of models that others made: how they came through the door, or what arrives."""
     info = json.loads((ROOT / "benchmarks/zoo/measured.json").read_text())
     if part == "door":
-        head = (
-            "model",
-            "kind",
-            "from",
-            "made by",
-            "licence",
-            "family",
-            "parameters",
-            "planted π",
-            "functional",
-            "s",
-        )
-        return _table(head, [(name, *_through(one)) for name, one in info["door"].items()])
-    ways = ("unchanged", "default", "functional", "refined")
+        titles = [word.replace("_", " ") for word in _DOOR.split()]
+        return _table(titles, [(name, *_through(one)) for name, one in info["door"].items()])
+    ways = ["unchanged", "default", "functional", "refined"]
     if part == "readme":
-        head = (
-            "A → B, both made by others",
-            "the fine-tune",
-            "τ unchanged",
-            "default",
-            "functional",
-            "refined",
-        )
-        return _minus(_table(head, [_row(one, ways, short=True) for one in info["trials"].values()]))
-    head = ("trial", "A → B", "the fine-tune", "related", "measured", *ways)
-    return _minus(_table(head, [(name, *_row(one, ways)) for name, one in info["trials"].items()]))
+        titles = ["A → B, both made by others", "the fine-tune", "τ unchanged", *ways[1:]]
+        return _minus(_table(titles, [_row(one, ways, short=True) for one in info["trials"].values()]))
+    titles = ["trial", "A → B", "the fine-tune", "related", "measured", *ways]
+    return _minus(_table(titles, [(name, *_row(one, ways)) for name, one in info["trials"].items()]))
 
 
 def _through(one: Any) -> tuple[str, ...]:

@@ -90,3 +90,15 @@ def test_inputs_without_a_tokenizer_are_said_to_be_poor(case, poor, made):
     (found,) = {one for one in seen.warnings if "its inputs are" in one}
     assert poor in found
     assert "give your own with `calibrate`" in found
+
+
+def test_auto_warns_where_models_cannot_be_run_and_keeps_its_verdict(made, tmp_path):
+    a, b = (
+        edited(made("bert", seed), tmp_path / str(seed), architectures=["UnheardModel"]) for seed in (1, 2)
+    )
+    seen = Noted()
+    advice = align(a, b, method="auto", progress=seen).provenance.advice
+    assert "UnheardModel" not in advice["text"]
+    (found,) = {one for one in seen.warnings if one.startswith("only weights were compared")}
+    assert "names a class UnheardModel" in found
+    assert "correct 'architectures' in config.json" in found

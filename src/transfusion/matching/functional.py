@@ -35,6 +35,7 @@ from transfusion.model.model import Model
 from transfusion.running.activations import EXACT, INPUT, OUTPUT
 from transfusion.running.streaming import RunConfig
 from transfusion.runtime.engines import Engine
+from transfusion.runtime.progress import warn
 
 CLEARLY = 0.02
 """How much more of B's activations must be predicted for units to move between heads."""
@@ -123,9 +124,8 @@ def align_auto(
             }
             info = {name: _advice_of(quality, probed) for name, quality in ways.items()}
     except (AlignmentError, ArchitectureError, LibraryError) as error:
-        text = f"{metadata.advice['text']}; functional was not tried: {error.message}"
-        tried = {"chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}, "text": text}
-        advice = {**metadata.advice, **tried}
+        warn(f"only weights were compared, because the models cannot be run: {error.message}; {error.hint}")
+        advice = {**metadata.advice, "chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}}
         return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=advice))
     predicted = {name: mean_quality(quality).found for name, quality in ways.items()}
     chosen = next(name for name in predicted if predicted[name] >= NEARLY * max(predicted.values()))

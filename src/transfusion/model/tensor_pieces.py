@@ -60,8 +60,8 @@ def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
                     hint="save the checkpoint again with only one of the two",
                 )
             selections[ours] = RowSelection(rows, stored=name)
-    config = checkpoint.config or {}
-    read = {config.get("_class_name"), config.get("model_type")} & {*names.family.model_types}
+    of_diffusers, config = names.family.library == "diffusers", checkpoint.config or {}
+    read = not of_diffusers or config.get("_class_name") in names.family.model_types
     return CheckpointView.over(
         checkpoint,
         selections,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +24,16 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel
 from transfusion.running.probes.inputs import random_inputs
 from transfusion.verification.certify import certify
-from transfusion.verification.drafting.propose import propose, propose_for
+from transfusion.verification.drafting.analysis import find_stacks
+from transfusion.verification.drafting.propose import KINDS, propose, propose_for
 from transfusion.verification.drafting.trials import drawn
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_talker.py"
+TRANSLATOR = EXAMPLE.with_name("small_translator.py")
 FOUR = ("vit", "bert", "llama", "gpt2")
 MORE = ("phi3", "falcon-40b")
+TRANSLATORS = ("bart-generation", "mbart-generation", "marian", "t5-generation", "umt5", "whisper-generation")
+"""Encoders with decoders; in T5 one table of distances serves all blocks."""
 UNLIKE = {
     "vit-masked": "the mask token has no effect without a mask",
     "bert-untied": "the head keeps a bias that nothing reads",
@@ -53,7 +58,7 @@ def no_tables(monkeypatch):
 
 def proposed(module):
     config = module.config.to_dict()
-    kind = "image" if module.main_input_name == "pixel_values" else "tokens"
+    kind = KINDS.get(module.main_input_name, "tokens")
     inputs = random_inputs(Family("any", "transformers", None, inputs=(kind,)), config)
     return propose(module, config, config["model_type"], inputs)
 
@@ -68,6 +73,9 @@ def assert_same_layouts(module, draft: Family, written: Family) -> None:
     names = [Naming(family) for family in (draft, written)]
     there: dict[str, str] = {}
     for name, parameter in module.named_parameters():
+        if names[1].canonical(name) in written.computed:
+            assert names[0].canonical(name) in draft.computed
+            continue
         ours, theirs = (s.tensors[n.canonical(name)] for s, n in zip(sides, names, strict=True))
         assert len(ours.names()) == len(theirs.names()), f"{name}: {ours} and {theirs}"
         for one, other in zip(ours.names(), theirs.names(), strict=True):
@@ -103,6 +111,11 @@ def check(name: str) -> None:
 
 @pytest.mark.parametrize("name", FOUR + MORE)
 def test_a_draft_says_what_the_table_that_people_wrote_says(name):
+    check(name)
+
+
+@pytest.mark.parametrize("name", often(TRANSLATORS, ["bart-generation", "t5-generation"]))
+def test_so_it_is_for_an_encoder_with_a_decoder(name):
     check(name)
 
 
@@ -268,6 +281,77 @@ def test_the_text_of_a_draft_is_a_file_that_certifies(tmp_path, capsys):
     assert "✗" not in capsys.readouterr().out
 
 
+# ── encoders with decoders, and torch's own layers ───────────────────────────────────────────
+
+
+def axes_of(module, family: Family, config) -> Counter:
+    """How many spaces there are of each kind."""
+    spaces = LiveModel.from_module(module, family, config).architecture.spaces.values()
+    return Counter((one.group, one.size, bool(one.parent), bool(one.stream)) for one in spaces)
+
+
+def test_a_translator_of_torch_s_own_layers():
+    """The example's table, which a person wrote, has the same axes."""
+    mine = register_file(TRANSLATOR)
+    config, module = mine.EXAMPLE, mine.build(mine.EXAMPLE)
+    inputs = mine.make_inputs(config, 2, torch.Generator().manual_seed(0))
+    proposal = propose(module, config, "small_translator", inputs).require()
+    assert axes_of(module, proposal.family, config) == axes_of(module, mine.FAMILIES[0], config)
+    encoder, decoder = proposal.table.stacks
+    assert (encoder.name, encoder.depth, decoder.name, decoder.depth) == ("encoder", 3, "decoder", 2)
+    cross = "decoder.layers.{}.multihead_attn"
+    assert decoder.rows[f"{cross}.q_proj.*"] == "(head2 qk2) <- y"
+    assert decoder.rows[f"{cross}.v_proj.*"] == "(head2 vo2) <- encoder.x@last"
+    assert [cut[0] for cut in decoder.shortcuts.values()][1] == cross
+    assert f"{cross}.in_proj_weight" in proposal.text
+
+
+class Chorus(nn.Module):
+    """One embedding for both texts, norms before every branch and none at the ends, time before batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(29, 24)
+        self.later = nn.Parameter(torch.zeros(7, 24))
+        sizes = {"dim_feedforward": 10, "dropout": 0.0, "norm_first": True}
+        self.ears = nn.ModuleList(nn.TransformerEncoderLayer(24, 3, **sizes) for _ in range(2))
+        self.throats = nn.ModuleList(nn.TransformerDecoderLayer(24, 4, **sizes, bias=False) for _ in range(3))
+        self.song = nn.Linear(24, 5)
+
+    def forward(self, heard, sung):
+        seen, x = self.words(heard), self.words(sung) + self.later[:, None]
+        for ear in self.ears:
+            seen = ear(seen)
+        for throat in self.throats:
+            x = throat(x, seen)
+        return self.song(x)
+
+
+def test_streams_that_begin_in_one_embedding_part_there():
+    inputs = {name: torch.randint(0, 29, (7, 3)) for name in ("heard", "sung")}
+    proposal = propose(Chorus(), {"ear_heads": 3, "throat_heads": 4}, "chorus", inputs).require()
+    ears, throats = proposal.table.stacks
+    assert (ears.name, throats.name) == ("ears", "throats")
+    assert proposal.table.rows["words.weight"] == "words -> ears.x@first"
+    assert proposal.table.rows["song.*"] == "song <- throats.x@last"
+    assert list(proposal.table.unified) == [("ears.x@first", "throats.x@first")]
+    assert throats.rows["throats.{}.multihead_attn.k_proj.weight"] == "(head2 qk2) <- ears.x@last"
+    assert (ears.sizes, throats.sizes) == ({"head": 3}, {"head": 4, "head2": 4})
+
+
+def test_stacks_are_named_by_the_words_that_tell_them_apart():
+    names = [
+        f"model.{side}.layers.{i}.{part}.weight" for side in ("en", "de") for i in (0, 1) for part in "qkvo"
+    ]
+    found = find_stacks([*names, "model.en.conv.0.weight", "head.0.weight"])
+    assert [(one.name, one.prefix, one.depth) for one in found] == [
+        ("en", "model.en.layers", 2),
+        ("de", "model.de.layers", 2),
+    ]
+    odd = find_stacks(["a.b.0.q.weight", "b.a.0.q.weight", "1.a.b.0.q.weight"])
+    assert [one.name for one in odd] == ["stack_0", "stack_1", "stack_2"]
+
+
 # ── what is not understood ───────────────────────────────────────────────────────────────────
 
 
@@ -294,19 +378,22 @@ def test_a_model_without_a_stream_is_refused():
         propose(plain, {}, "plain", {"input": torch.randn(4, 6, dtype=torch.float64)})
 
 
-def test_two_towers_are_refused():
+def test_towers_with_sections_of_the_configuration_are_refused():
     module = CASES["clip"].make()
     inputs = {"input_ids": GRAIN["grain"], "pixel_values": torch.randn(3, 3, 12, 12, dtype=torch.float64)}
-    with pytest.raises(VerificationError, match=r"several stacks of blocks: vision_model.* text_model"):
+    with pytest.raises(
+        VerificationError, match=r"text_model.*vision_model.* a section .* vision_config"
+    ) as at:
         propose(module, module.config.to_dict(), "clip", inputs)
+    assert "`part`" in at.value.hint
 
 
 class Opaque(nn.Module):
-    """Its projections are no modules that could be watched."""
+    """Its projections are no modules that could be watched, and it adds a key and a value of its own."""
 
     def __init__(self, width, voices, sluice):
         super().__init__()
-        self.attention = nn.MultiheadAttention(width, voices, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, voices, batch_first=True, add_bias_kv=True)
         self.between = Scale(width)
         self.wide, self.narrow = nn.Linear(width, sluice), nn.Linear(sluice, width)
 
@@ -353,7 +440,7 @@ def cli(capsys):
     return run
 
 
-@pytest.mark.parametrize("name", often(["llama", "gpt2"], ["llama"]))
+@pytest.mark.parametrize("name", often(["llama", "gpt2", *TRANSLATORS], ["llama", "bart-generation"]))
 def test_a_draft_replaces_the_table_in_every_verb(name, made, cli, tmp_path, no_tables):
     folder, file = made(name), tmp_path / "draft.family"
     code, out, err = cli("inspect", folder, "--propose", "-o", file)

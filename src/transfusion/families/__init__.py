@@ -95,7 +95,7 @@ def register_file(file: str | Path) -> ModuleType:
     """Use the tables of a text from now on, or those of a file of Python that defines ``FAMILIES``."""
     path = Path(file).resolve()
     if path not in _files or not path.exists() or _files[path][0] != path.stat().st_mtime_ns:
-        module = ModuleType(path.stem) if path.suffix == SUFFIX else _python_module(path)
+        module = ModuleType(path.stem) if path.suffix == SUFFIX else python_module(path)
         if path.suffix == SUFFIX:
             module.FAMILIES = read_families(read_text(path, ArchitectureError), str(file))  # type: ignore[attr-defined]
         found = getattr(module, "FAMILIES", None)
@@ -110,7 +110,8 @@ def register_file(file: str | Path) -> ModuleType:
     return module
 
 
-def _python_module(path: Path) -> ModuleType:
+def python_module(path: Path) -> ModuleType:
+    """Run a file of Python of the user's own, and return what it defines."""
     spec = spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():
         raise ArchitectureError(

@@ -58,6 +58,8 @@ class Attention:
     sizes: dict[str, int]
     parents: dict[str, str] = field(default_factory=dict)
     free: set[str] = field(default_factory=set)
+    shares_heads: bool = False
+    """Whether one table of distances binds its heads to those of the other blocks."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -73,8 +75,11 @@ class Attention:
             return False
         return self.sizes.keys() >= {"qk", "vo"}
 
-    def holds(self, trials: Trials, reader: Part, axis: str) -> bool:
-        """Whether random permutations of an axis leave the output of the output projection unchanged."""
+    def holds(self, trials: Trials, reader: Part | None, axis: str) -> bool:
+        """Whether permutations of an axis leave the output of the output projection unchanged.
+
+        Without a ``reader``: those of the model.
+        """
         rows = self.sizes[self.parents[axis]] if axis in self.parents else 1
         index = torch.stack([trials.permutation(self.sizes[axis]) for _ in range(rows)])  # (parents, units)
         moves = {}
@@ -82,6 +87,9 @@ class Attention:
             (item,) = parse(text).items
             if (moved := index_map(item, self.sizes, {axis: index.numpy()}, self.parents)) is not None:
                 moves[slot] = torch.from_numpy(moved)
+        if reader is None:
+            trace = trials.run(moves)
+            return all(trials.is_same(name, trace) for name in trace.outputs)
         place = trials.first_call(reader)
         after = trials.run(moves, until=place).calls[place].output
         return same(trials.original.calls[place].output, after)

@@ -30,6 +30,10 @@ class Join:
     """The parts that write the branch."""
     source: int
     """The point of the stream before it."""
+    target: int
+    """The point of the stream after it."""
+    entry: str | None
+    """The first module that reads the stream before it, if there is one."""
 
 
 class AxisGroup:
@@ -53,8 +57,8 @@ class AxisGroup:
         """Pairs of points that a shared tensor makes equal."""
         self.calls: dict[int, int] = {}
         """The calls that read the axis, with their points."""
-        self.last = 0
-        """The last point."""
+        self.reached: dict[int, set[Place]] = {}
+        """For every point after a join, the calls and outputs that depend on the branch."""
         self.broken: Place | None = None
         """The call or output that stayed mixed, if any."""
         while (mixed := self._walk()) is not None:
@@ -71,6 +75,8 @@ class AxisGroup:
             trace, news = self._trial(), False
             for place, call in enumerate(trace.calls):
                 part = self.trials.part[call.module]
+                if part.kind is Kind.EMBEDDING:  # it reads ids, or only the shape of its input
+                    continue
                 moved = self.trials.is_permuted(place, trace, self.index)
                 reads = any(slot in self.slots for slot in part.inputs)
                 if not moved and (reads or not self.trials.is_same(place, trace)):
@@ -78,7 +84,7 @@ class AxisGroup:
                         return place
                     break
                 if moved and place not in self.calls:
-                    self.calls[place] = point = self._point(place, part)
+                    self.calls[place] = point = self._point_of_call(place, part)
                     for slot in part.inputs:
                         if slot in self.taken:
                             return place
@@ -92,12 +98,12 @@ class AxisGroup:
     def _mixed_output(self, trace: Trace) -> str | None:
         for name in trace.outputs:
             if self.trials.is_permuted(name, trace, self.index):
-                self.outputs.setdefault(name, self.last)
+                self.outputs.setdefault(name, self._latest(name))
             elif not self.trials.is_same(name, trace):
                 return name
         return None
 
-    def _point(self, place: int, part: Part) -> int:
+    def _point_of_call(self, place: int, part: Part) -> int:
         """Return the point that a call reads: that of an earlier call with the same input, or the latest."""
         if part.kind is Kind.ELEMENTWISE and part.inputs[0] in self.slots:
             return self.slots[part.inputs[0]]
@@ -108,13 +114,21 @@ class AxisGroup:
                 seen.append(calls[earlier].output)
             if any(torch.equal(calls[place].input, value) for value in seen):
                 return point
-        return self.last
+        return self._latest(place)
+
+    def _latest(self, place: Place) -> int:
+        """Return the last point with a branch that a call or an output depends on."""
+        return max((point for point, places in self.reached.items() if place in places), default=0)
 
     # ── mixed inputs ─────────────────────────────────────────────────────────────────────────
 
     def _complete(self, mixed: Place) -> bool:
         """Add the parts whose outputs must be permuted too for this input, or output, to be permuted."""
-        candidates = sorted(self._candidates(mixed), key=lambda one: self.trials.began[one[0].module])
+        end = mixed if isinstance(mixed, int) else len(self.trials.original.calls)
+        began, ended = self.trials.began, self.trials.ended
+        candidates = sorted(
+            self._candidates(end), key=lambda one: (min(end, ended[one[0].module]), began[one[0].module])
+        )
         candidates = candidates[-RECENT:]
         for count in range(1, min(self.most, len(candidates)) + 1):
             for some in combinations(reversed(candidates), count):
@@ -124,9 +138,8 @@ class AxisGroup:
                     return True
         return False
 
-    def _candidates(self, mixed: Place) -> Iterator[tuple[Part, tuple[Slot, ...]]]:
-        """Yield the parts that ran before, with dimensions of the right size outside the group."""
-        end = mixed if isinstance(mixed, int) else len(self.trials.original.calls)
+    def _candidates(self, end: int) -> Iterator[tuple[Part, tuple[Slot, ...]]]:
+        """Yield the parts that ran before a call, with dimensions of the right size outside the group."""
         for part in self.trials.parts:
             bare = part.kind is Kind.BARE
             began = self.trials.began.get(part.module)
@@ -140,16 +153,32 @@ class AxisGroup:
                     yield part, slots
 
     def _add(self, mixed: Place, writers: tuple[Part, ...], more: Collection[Slot]) -> None:
-        point = self.last
+        point = self._latest(mixed)
         calls, parts = self.trials.original.calls, self.trials.part
         read = parts[calls[mixed].module].inputs if isinstance(mixed, int) else ()
         tied = [self.slots[slot] for slot in read if slot in self.slots]
+        linear = any(part.kind not in (Kind.BARE, Kind.EMBEDDING) for part in writers)
         if tied and isinstance(mixed, int):
             self.calls[mixed] = point = tied[0]
-        elif point in self.calls.values():
-            self.joins.append(Join(mixed, writers, point))
-            self.last = point = point + 1
+        elif linear and point in self.calls.values():
+            point = self._join(mixed, writers)
         self.slots |= dict.fromkeys(more, point)
+
+    def _join(self, mixed: Place, writers: tuple[Part, ...]) -> int:
+        """Add a point: where the sum is the stream without the branch, the stream of an earlier call."""
+        calls = self.trials.original.calls
+        branch = [part.module for part in writers if part.kind is not Kind.BARE]
+        silent = self.trials.run(changed=dict.fromkeys(branch, torch.zeros_like))
+        straight = silent.at(mixed)
+        entry = next((place for place, call in enumerate(calls) if _holds(call.input, straight)), None)
+        source = self.calls.get(-1 if entry is None else entry, self._latest(mixed))
+        target = len(self.joins) + 1
+        self.joins.append(
+            Join(mixed, writers, source, target, None if entry is None else calls[entry].module)
+        )
+        places: list[Place] = [*range(len(calls)), *silent.outputs]
+        self.reached[target] = {place for place in places if not self.trials.is_same(place, silent)}
+        return target
 
 
 def is_folded(trials: Trials, writer: Part, reader: Part) -> bool:
@@ -165,19 +194,16 @@ def is_folded(trials: Trials, writer: Part, reader: Part) -> bool:
 # ── the modules of residual connections ─────────────────────────────────────────────────────
 
 
-def find_shortcut(trials: Trials, join: Join, size: int) -> tuple[str, str] | None:
-    """Return the entry and the branch module of a residual connection, or None if they are not found."""
+def find_branch(trials: Trials, join: Join, size: int) -> str | None:
+    """Return the module whose output is added to the stream, or None if it is not found."""
     called = [part.module for part in join.writers if part.kind is not Kind.BARE]
     owners = [part.module for part in join.writers if part.kind is Kind.BARE]
-    silent = trials.run(changed=dict.fromkeys(called, torch.zeros_like), until=join.reader)
-    straight = silent.at(join.reader)
-    entry = next((call.module for call in trials.original.calls if _holds(call.input, straight)), None)
     extra = torch.randn(size, generator=trials.generator, dtype=torch.float64)
     total = trials.original.at(join.reader) + extra
     for branch in (*sorted(called, key=lambda name: -trials.began[name]), *owners):
         trace = trials.run(changed={branch: lambda output: output + extra}, until=join.reader)
         if same(total, trace.at(join.reader)):
-            return (entry, branch) if entry and branch else None
+            return branch
     return None
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.architecture.table import Config, Family, Table
-from transfusion.errors import ArchitectureError, LayoutError, TransfusionError, VerificationError, listing
-from transfusion.families import SUFFIX, read_families
+from transfusion.errors import ArchitectureError, LayoutError, VerificationError, listing
+from transfusion.families import SUFFIX, python_module, read_families
 from transfusion.files.publishing import publish_file, require_writable, write_text
 from transfusion.files.references import resolve
 from transfusion.model.model import input_files
 from transfusion.model.recognition import require_sensible
-from transfusion.running.building import class_named_in, class_of_transformers
+from transfusion.running.building import class_named_in, new_module
 from transfusion.running.live_model import LiveModel
-from transfusion.running.probes.inputs import random_inputs
+from transfusion.running.probes.inputs import in_dtype, random_inputs
 from transfusion.runtime.untrusted_files import path_inside, read_json
 from transfusion.verification.certify import Certificate, certify
 from transfusion.verification.drafting.analysis import Analysis
@@ -36,14 +36,26 @@ HUGE = 4_000_000_000
 MOST = 1000
 """A model with more blocks is refused."""
 
+KINDS = {"pixel_values": "image", "input_features": "spectrogram"}
+"""Kinds of inputs other than tokens, by the name of a class's main input."""
+OWN = ("build", "make_inputs")
+"""What a file with a class of the user's own defines."""
+
 
 def propose_for(
-    reference: str | Path, *, config: Path | None = None, output: Path | None = None, force: bool = False
+    reference: str | Path,
+    *,
+    architecture: str | Path | None = None,
+    config: Path | None = None,
+    output: Path | None = None,
+    force: bool = False,
 ) -> ProposedTable:
-    """Draft and certify a table for the class that a model's config.json names.
+    """Draft and certify a table for the class that a model's config.json names, or that a file defines.
 
     Args:
         reference: The folder or file of a model, or a hub id. Its weights are not read.
+        architecture: A file of Python with a class of your own. It defines ``build(config)``, and
+            ``make_inputs(config, count, generator)`` unless the inputs are ids of a ``vocab_size``.
         config: Another config.json.
         output: A file to write the draft to.
         force: Replace an existing file.
@@ -56,13 +68,6 @@ def propose_for(
                 hint=f"give {output.with_suffix(SUFFIX)}, which `architecture` reads",
             )
         require_writable(output, force=force, inputs=input_files(root), folder=False)
-    proposal = _propose(reference, root, config).require()
-    if output is not None:
-        publish_file(output, lambda staged: write_text(staged, proposal.text), force=force)
-    return proposal
-
-
-def _propose(reference: str | Path, root: Path, config: Path | None) -> ProposedTable:
     file = config or (root / "config.json" if root.is_dir() else root.parent / "config.json")
     if not file.exists():
         raise ArchitectureError(
@@ -71,82 +76,119 @@ def _propose(reference: str | Path, root: Path, config: Path | None) -> Proposed
         )
     settings = read_json(file if config else path_inside(file.parent, file))
     require_sensible(settings, str(file))
-    class_name = class_named_in(settings, str(file))
-    if class_name is None:
+    source = file if architecture is None else Path(architecture)
+    family = _library_class(settings, file) if architecture is None else _own_class(source)
+    family = replace(family, name=require_word(settings.get("model_type") or family.name))
+    proposal = _propose(family, settings, file, source).require()
+    if output is not None:
+        publish_file(output, lambda staged: write_text(staged, proposal.text), force=force)
+    return proposal
+
+
+def _library_class(settings: Config, file: Path) -> Family:
+    """Return a family without a table, for the class of transformers that a config.json names."""
+    name = class_named_in(settings, str(file))
+    if name is None:
         raise ArchitectureError(
             f"{file}: it names no class",
-            hint="add 'architectures' to config.json; or call verification.drafting.propose on the module",
+            hint="add 'architectures' to config.json; or give a file with build(config) as `architecture`",
         )
-    name = require_word(settings.get("model_type") or class_name.lower())
-    made_by = class_of_transformers(settings, str(file))
+    return replace(empty_family("transformers"), name=name.lower())
+
+
+def _own_class(file: Path) -> Family:
+    """Return a family without a table, for the class of a file of the user's own, which is run."""
+    defined = {} if file.suffix == SUFFIX else vars(python_module(file.resolve()))
+    if "build" not in defined:
+        raise ArchitectureError(
+            f"{file}: it defines no build, which returns the module to make a draft from",
+            hint="give a file of Python with build(config), as examples/small_translator.py has it",
+        )
+    own = {name: defined[name] for name in OWN if name in defined}
+    return replace(empty_family("mine"), name=file.stem, **own)
+
+
+def _propose(family: Family, settings: Config, file: Path, source: Path) -> ProposedTable:
+    label = f"{source}" if source == file else f"{source} with {file}"
     for key, depth in settings.items():
         if counts_blocks(key, depth) and depth > MOST:
             raise ArchitectureError(
                 f"{file}: {key} = {depth}, and at most {MOST} blocks are allowed",
                 hint="give the configuration of a model with fewer blocks; the table is the same",
             )
-    try:
-        short, depth = _shortened(made_by, settings)
-        if (parameters := _parameters(made_by, short)) > HUGE:
-            raise ArchitectureError(
-                f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are"
-                " allowed",
-                hint="give the configuration of a smaller model; the table is the same",
-            )
-        small = _made(made_by, short)
-        inputs = _inputs(small)
-    except TransfusionError:
-        raise
-    except Exception as error:  # of any type: classes raise what they like
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+    short, depths = _shortened(family, settings, label)
+    if (parameters := _count(_outline(family, short, label))) > HUGE:
         raise ArchitectureError(
-            f"{file}: transformers cannot build a {class_name} from it ({reason[0]:.200})",
-            hint="download the model's own config.json",
-        ) from error
-    proposal = propose(small, small.config.to_dict(), name, inputs).require()
-    if depth is None:
+            f"{file}: {BLOCKS} blocks of this model have {parameters} parameters; at most {HUGE} are allowed",
+            hint="give the configuration of a smaller model; the table is the same",
+        )
+    small = new_module(family, deepcopy(dict(short)), label)
+    config = _config_of(small, short)
+    inputs = _inputs(family, small, config, source)
+    proposal = propose(small, config, family.name, inputs).require()
+    own = {name: getattr(family, name) for name in OWN}
+    proposal = replace(proposal, family=replace(proposal.family, **own))
+    if not depths:
         return proposal
-    if _parameters(made_by, settings) > LARGE:
-        return replace(proposal, certified_on=f"{BLOCKS} of {depth} blocks, because the model is large")
-    whole = _made(made_by, settings)
-    live = _bound(drawn(whole, seed=1), proposal.family, whole.config.to_dict(), inputs)
-    return replace(proposal, certificate=certify(live), certified_on=f"all {depth} blocks")
+    blocks = " + ".join(map(str, depths))
+    if _count(_outline(family, settings, label)) > LARGE:
+        return replace(proposal, certified_on=f"{BLOCKS} of {blocks} blocks, because the model is large")
+    whole = new_module(family, deepcopy(dict(settings)), label)
+    live = _bound(drawn(whole, seed=1), proposal.family, _config_of(whole, settings), inputs)
+    return replace(proposal, certificate=certify(live), certified_on=f"all {blocks} blocks")
 
 
-def _made(made_by: Any, settings: Config) -> Any:
-    return made_by(made_by.config_class.from_dict(deepcopy(dict(settings))))
+def _outline(family: Family, settings: Config, label: str) -> nn.Module:
+    """Return a model whose parameters have no values; with values, if the user's own code needs them."""
+    try:
+        with torch.device("meta"):
+            return new_module(family, deepcopy(dict(settings)), label)
+    except ArchitectureError:
+        if family.build is None:
+            raise
+        return new_module(family, deepcopy(dict(settings)), label)
 
 
-def _parameters(made_by: Any, settings: Config) -> int:
-    """Return the number of parameters of a model, without allocating them."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _made(made_by, settings).parameters())
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _shortened(made_by: Any, settings: Config) -> tuple[Config, int | None]:
-    """Return the settings with `BLOCKS` blocks, and the full number of blocks; None if it has no more."""
-    given = made_by.config_class.from_dict(deepcopy(dict(settings))).to_dict()
-    size = _parameters(made_by, settings)
+def _config_of(module: Any, settings: Config) -> Config:
+    """Return all settings of a model: a library's class adds those that a file leaves out."""
+    config: Config = module.config.to_dict() if hasattr(module, "base_model_prefix") else settings
+    return config
+
+
+def _shortened(family: Family, settings: Config, label: str) -> tuple[Config, list[int]]:
+    """Return the settings with `BLOCKS` blocks in every stack, and the numbers of blocks that were more."""
+    module = _outline(family, settings, label)
+    given, tensors = _config_of(module, settings), len(list(module.parameters()))
+    short, depths = settings, []
     for key, depth in given.items():
         if not counts_blocks(key, depth) or depth <= BLOCKS:
             continue
         lists = {name: v[:BLOCKS] for name, v in given.items() if isinstance(v, list) and len(v) == depth}
-        short = {**settings, key: BLOCKS, **lists}
-        if _parameters(made_by, short) < size:
-            return short, depth
-    return settings, None
+        tried = {**short, key: BLOCKS, **lists}
+        if (fewer := len(list(_outline(family, tried, label).parameters()))) < tensors:
+            short, tensors = tried, fewer
+            depths.append(depth)
+    return short, depths
 
 
-def _inputs(module: Any) -> dict[str, Tensor]:
-    """Return random inputs of the class's main input."""
-    kind = "image" if getattr(module, "main_input_name", "") == "pixel_values" else "tokens"
-    try:
-        return random_inputs(empty_family("transformers", (kind,)), module.config.to_dict(), batch=2)
-    except KeyError as error:
+def _inputs(family: Family, module: Any, config: Config, source: Path) -> dict[str, Tensor]:
+    """Return random inputs: those of the user's own function, or of the class's main input."""
+    if family.build is not None and family.make_inputs is None and "vocab_size" not in config:
         raise ArchitectureError(
-            f"no inputs can be made for {type(module).__name__}: its configuration has no {error}",
-            hint="call transfusion.verification.drafting.propose.propose with your own inputs",
-        ) from error
+            f"{source}: it defines no make_inputs, and config.json has no vocab_size to draw ids from",
+            hint="add make_inputs(config, count, generator), which returns the tensors of forward by name, as"
+            " in examples/small_translator.py",
+        )
+    kind = KINDS.get(getattr(module, "main_input_name", ""), "tokens")
+    inputs = random_inputs(replace(family, inputs=(kind,)), config, batch=2)
+    return in_dtype(inputs, torch.float64)
+
+
+# ── proposals ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -167,6 +209,18 @@ class ProposedTable:
     @property
     def passed(self) -> bool:
         return self.certificate.passed and not self.lost
+
+    def use(self, file: Path) -> str:
+        """Return the lines of Python that use the draft of a class in a file; none for a library's class."""
+        if self.family.build is None:
+            return ""
+        own = [name for name in OWN if getattr(self.family, name) is not None]
+        given = "".join(f", {name}={name}" for name in own)
+        text = f"Path({str(file)!r}).read_text(encoding='utf-8')"
+        return (
+            "from pathlib import Path\nfrom transfusion.families import read_families\n"
+            f"FAMILIES = read_families({text}, {str(file)!r}{given})"
+        )
 
     def require(self) -> ProposedTable:
         """Return the proposal; refuse one with missing layouts or failed tests."""
@@ -213,7 +267,8 @@ def propose(
         draft = Draft(found, config, prefix)
         text = draft.text(require_word(family_name), type(module).__name__, library, inputs)
         (family,) = read_families(text, f"the draft of {family_name}")
-        live = _bound(trials.module, family, config, inputs)
+        whole = drawn(module, seed=1) if trials.split() else trials.module
+        live = _bound(whole, family, config, inputs)
         certificate = certify(live)
     table = family.table(config, frozenset(live.architecture.tensors))
     return ProposedTable(family, table, text, certificate, tuple(found.lost), inputs)

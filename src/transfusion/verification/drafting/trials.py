@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,11 @@ from transfusion.architecture.table import Family, Table
 from transfusion.errors import ArchitectureError, listing
 from transfusion.running.probes.inputs import run_model
 from transfusion.verification.certify import randomise
+from transfusion.verification.drafting.split_attention import (
+    SplitAttention,
+    every_module_called,
+    split_attentions,
+)
 
 Slot: TypeAlias = tuple[str, int]
 """One dimension of one parameter: the name and the dimension."""
@@ -85,7 +91,7 @@ class Trials:
     """A float64 copy of a module with random parameters, and a reference run of it."""
 
     def __init__(self, module: nn.Module, library: str, inputs: Mapping[str, Tensor], seed: int = 1) -> None:
-        self.module = drawn(module, seed)
+        self.module = split_attentions(drawn(module, seed))
         self.family = empty_family(library)
         self.inputs = inputs
         self.generator = torch.Generator().manual_seed(seed)
@@ -100,12 +106,14 @@ class Trials:
         self.watched = set(owners)
         self.began: dict[str, int] = {}
         """For every module that was called, the number of calls of parts before it."""
+        self.ended: dict[str, int] = {}
+        """The same, for its end."""
         try:
             calls = self.run().calls
         except Exception as error:
             raise ArchitectureError(
                 f"the model does not run on {listing(inputs)} ({type(error).__name__}: {error})",
-                hint="give the inputs of its forward, by name",
+                hint="give the inputs of its forward, by name; a file of your own does so with make_inputs",
             ) from error
         first_call = {call.module: call for call in reversed(calls)}
         ordered = dict.fromkeys([*(call.module for call in calls), *owners])
@@ -114,6 +122,15 @@ class Trials:
         self.watched = set(self.part)
         self.began.clear()
         self.original = self.run()
+
+    def split(self) -> dict[str, SplitAttention]:
+        """Return the modules that stand for an ``nn.MultiheadAttention``, by name."""
+        return {name: one for name, one in self.modules.items() if isinstance(one, SplitAttention)}
+
+    def in_memory(self, name: str) -> str:
+        """Return a module's name in the model: that of the fused attention for the parts of one."""
+        above = name.rpartition(".")[0]
+        return above if isinstance(self.modules.get(above), SplitAttention) else name
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +163,7 @@ class Trials:
             changed: Functions of the outputs of modules.
         """
         trace, changed = Trace(), changed or {}
-        handles = [] if self.began else self._note_beginnings(trace)
+        handles = [] if self.began else self._note_times(trace)
 
         def watch(name: str) -> Callable[..., Any]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -166,7 +183,7 @@ class Trials:
         for name in {*self.watched, *changed}:
             handles.append(self.modules[name].register_forward_hook(watch(name), with_kwargs=True))
         try:
-            with self._moved(moves or {}):
+            with self._moved(moves or {}), every_module_called():
                 trace.outputs = run_model(self.module, self.family, self.inputs)
         except _EndOfRun:
             pass
@@ -175,14 +192,16 @@ class Trials:
                 handle.remove()
         return trace
 
-    def _note_beginnings(self, trace: Trace) -> list[Any]:
-        def begin(name: str) -> Callable[..., None]:
-            def note(*_: object) -> None:
-                self.began.setdefault(name, len(trace.calls))
+    def _note_times(self, trace: Trace) -> list[Any]:
+        def begin(name: str, *_: object) -> None:
+            self.began.setdefault(name, len(trace.calls))
 
-            return note
+        def end(name: str, *_: object) -> None:
+            self.ended[name] = len(trace.calls)
 
-        return [module.register_forward_pre_hook(begin(name)) for name, module in self.modules.items()]
+        modules = self.modules.items()
+        begins = [module.register_forward_pre_hook(partial(begin, name)) for name, module in modules]
+        return begins + [module.register_forward_hook(partial(end, name)) for name, module in modules]
 
     @contextmanager
     def _moved(self, moves: Mapping[Slot, Tensor]) -> Iterator[None]:

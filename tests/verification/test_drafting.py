@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -524,6 +525,101 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path):
         ArchitectureError, match=r"names a class NobodyModel that transformers .* does not have"
     ):
         propose_for(tmp_path)
+
+
+# ── a class in a file ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The example's translator without its table, and a folder with its configuration."""
+    text = TRANSLATOR.read_text(encoding="utf-8")
+    model, rest = text.split("# ── the table")
+    functions = rest.split("# ── the model and its inputs")[1].split("\n", 1)[1]
+    file, folder = tmp_path / "own.py", tmp_path / "model"
+    file.write_text(model + re.sub(r"FAMILIES = .*", "", functions), encoding="utf-8")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(register_file(TRANSLATOR).EXAMPLE))
+    (folder / "modeling.py").write_text("raise SystemExit('run')")
+    return file, folder
+
+
+def test_a_class_in_a_file_gets_a_table_and_then_runs(own, cli, tmp_path, monkeypatch):
+    """Also where config.json names neither a class nor a family."""
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr(families, "_registered", [])
+    file, folder = own
+    draft = tmp_path / "draft.family"
+    code, out, err = cli("inspect", folder, "--propose", "--architecture", file, "-o", draft)
+    assert (code, err) == (0, "")
+    assert "certified on all 3 blocks" in out
+    _, _, use = out.partition(f"to use it, end {file} with:\n")
+    assert use.splitlines()[-1].endswith(f"{str(draft)!r}, build=build, make_inputs=make_inputs)")
+    file.write_text(file.read_text(encoding="utf-8") + use, encoding="utf-8")
+    module = families.python_module(file)
+    save_file(module.build(module.EXAMPLE).state_dict(), folder / "model.safetensors")
+    pi = tmp_path / "pi.safetensors"
+    assert cli("align", folder, folder, "--architecture", file, "-o", pi)[0] == 0
+    code, out, err = cli("verify", folder, "--via", pi, "--architecture", file)
+    assert (code, err) == (0, "")
+    assert "over logits" in out
+
+
+def test_a_class_in_a_file_from_python(own):
+    file, folder = own
+    proposal = propose_for(folder, architecture=file)
+    assert proposal.passed
+    assert proposal.family.name == "own"
+    module = proposal.family.build(json.loads((folder / "config.json").read_text()))
+    assert type(module).__name__ == "SmallTranslator"
+
+
+def test_a_class_without_inputs_reads_ids_of_its_vocabulary(tmp_path):
+    """And one that needs values while it is built is built with values."""
+    file, folder = tmp_path / "mills.py", tmp_path
+    source = f"import torch\nfrom {__name__} import Mills\n\n\nclass Reader(Mills):\n    def forward(self, input_ids):\n"
+    source += "        return super().forward(input_ids)\n\n\ndef build(config):\n"
+    source += "    torch.linspace(0, 1, 2).tolist()\n    return Reader()\n"
+    file.write_text(source)
+    (folder / "config.json").write_text('{"vocab_size": 29}')
+    proposal = propose_for(folder, architecture=file)
+    assert proposal.passed
+    assert proposal.use(Path("d.family")).endswith("'d.family', build=build)")
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        ("", r"own.py: it defines no build", r"build\(config\)"),
+        ("def build(config): return config['no']", r"own.py with .*config.json: .* cannot build", "configur"),
+        (
+            "from torch.nn import Linear\ndef build(config): return Linear(2, 2)",
+            "no make_inputs",
+            "add make_in",
+        ),
+        ("1 / 0", r"own.py: running it failed \(ZeroDivisionError", "traceback"),
+    ],
+)
+def test_a_file_without_a_class_is_refused_with_the_next_step(own, source, message, hint):
+    file, folder = own
+    file.write_text(source)
+    with pytest.raises(ArchitectureError, match=message) as caught:
+        propose_for(folder, architecture=file)
+    assert re.search(hint, caught.value.hint)
+
+
+def test_a_table_is_no_class(own, tmp_path):
+    table = tmp_path / "own.family"
+    table.write_text("family own")
+    with pytest.raises(ArchitectureError, match="own.family: it defines no build"):
+        propose_for(own[1], architecture=table)
+
+
+def test_a_configuration_without_a_class_asks_for_a_file(own):
+    with pytest.raises(ArchitectureError, match="it names no class") as caught:
+        propose_for(own[1])
+    assert "`architecture`" in caught.value.hint
 
 
 def test_a_draft_needs_no_weights(made, tmp_path):

@@ -33,7 +33,10 @@ class InspectSettings:
         metavar="B",
     )
     propose: bool = setting(
-        False, "Draft a table for the model's class by trials, and certify it; or exit 3.", kind=bool
+        False,
+        "Draft a table for the model's class by trials, and certify it; or exit 3. A file of Python as"
+        " --architecture: for the class that its build(config) returns.",
+        kind=bool,
     )
     output: Path | None = setting(
         None, "With --propose: the file of the draft.", kind=Path, flag="--output,-o"
@@ -51,7 +54,11 @@ def inspect(settings: InspectSettings) -> dict[str, Any] | ProposedTable:
         from transfusion.verification.drafting.propose import propose_for
 
         return propose_for(
-            settings.model, config=settings.config, output=settings.output, force=settings.force
+            settings.model,
+            architecture=settings.architecture,
+            config=settings.config,
+            output=settings.output,
+            force=settings.force,
         )
     if settings.output is not None:
         raise typer.BadParameter("--output goes with --propose")
@@ -65,18 +72,21 @@ def show_inspected(result: Any, values: Mapping[str, Any], as_json: bool) -> Non
     from transfusion.cli import views
 
     if values["propose"]:
-        _show_proposal(result, values["output"], as_json)
+        _show_proposal(result, values["output"], values["architecture"], as_json)
     elif as_json:
         print_json(result)
     else:
         out.print(views.described(result))
 
 
-def _show_proposal(proposal: ProposedTable, output: Path | None, as_json: bool) -> None:
+def _show_proposal(
+    proposal: ProposedTable, output: Path | None, architecture: Path | None, as_json: bool
+) -> None:
     """Print the draft of a table, if it is not written, and its certificate."""
     checks = proposal.certificate.checks
+    use = "" if output is None else proposal.use(output)
     if as_json:
-        written = {} if output is None else {"written": str(output)}
+        written = {} if output is None else {"written": str(output), **({"use": use} if use else {})}
         info = [{**asdict(check), "passed": check.passed} for check in checks]
         print_json({**written, "certified_on": proposal.certified_on, "checks": info, "text": proposal.text})
         return
@@ -88,3 +98,5 @@ def _show_proposal(proposal: ProposedTable, output: Path | None, as_json: bool) 
     messages.print(f"certified on {proposal.certified_on}", markup=False)
     if output is not None:
         out.print(f"draft written to {output}", markup=False)
+        if use:
+            out.print(f"to use it, end {architecture} with:\n{use}", markup=False, soft_wrap=True)

@@ -36,8 +36,9 @@ CLASS_NAME = "_class_name"
 
 
 def _use_table(settings: object) -> None:
-    """Use the table that the settings of a verb name."""
-    if (file := getattr(settings, "architecture", None)) is not None:
+    """Use the table that the settings of a verb name; for a draft, the file has none yet."""
+    file, drafts = (getattr(settings, name, None) for name in ("architecture", "propose"))
+    if file is not None and not drafts:
         register_file(file)
 
 

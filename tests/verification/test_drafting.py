@@ -344,7 +344,8 @@ def test_stacks_are_named_by_the_words_that_tell_them_apart():
     names = [
         f"model.{side}.layers.{i}.{part}.weight" for side in ("en", "de") for i in (0, 1) for part in "qkvo"
     ]
-    found = find_stacks([*names, "model.en.conv.0.weight", "head.0.weight"])
+    leaves = [f"head.{i}.{part}" for i in (0, 2) for part in ("weight", "bias", "scale", "shift")]
+    found = find_stacks([*names, "model.en.conv.0.conv.weight", *leaves])
     assert [(one.name, one.prefix, one.depth) for one in found] == [
         ("en", "model.en.layers", 2),
         ("de", "model.de.layers", 2),

@@ -49,7 +49,7 @@ class Stack:
 
 
 def find_stacks(names: Iterable[str]) -> list[Stack]:
-    """Return the numbered modules whose blocks have the most tensors, or at least half as many."""
+    """Return the numbered modules with modules inside that have the most tensors, or over half as many."""
     found: dict[str, tuple[set[int], set[str]]] = {}
     for name in names:
         if match := re.match(r"(.*?)\.(\d+)\.(.*)", name):
@@ -61,6 +61,7 @@ def find_stacks(names: Iterable[str]) -> list[Stack]:
             "the names of the tensors have no numbered blocks",
             hint="a draft needs blocks with names such as layers.0, layers.1; write this table by hand",
         )
+    found = {one: it for one, it in found.items() if any("." in name for name in it[1])} or found
     most = max(len(inside) for _, inside in found.values())
     stacks = [Stack(one, len(numbers)) for one, (numbers, inside) in found.items() if 2 * len(inside) > most]
     for number, stack in enumerate(stacks if len(stacks) > 1 else ()):
@@ -187,14 +188,13 @@ class Analysis:
     def _find_heads(self, table: Part) -> bool:
         """Whether an embedding has a column for every head: of its own block, or of all blocks of a stack."""
         stack, block, heads = self.stack_of(table.module), self.block_of(table.module), table.outputs[0]
-        fitting = [
-            (self.block_of(name), one)
+        every = [
+            one
             for one in self.attentions
-            for name, _ in list(one.layouts)[:1]
             if one.sizes.get("head") == self.trials.extent(heads) and "head" not in one.free
-            if stack is None or self.stack_of(name) is stack
+            if stack is None or self.stack_of(one.tensor) is stack
         ]
-        for some in ([one for where, one in fitting if where == block], [one for _, one in fitting]):
+        for some in ([one for one in every if self.block_of(one.tensor) == block], every):
             layouts = {heads: "head"} | {slot: text for one in some for slot, text in one.layouts.items()}
             if some and replace(some[0], layouts=layouts).holds(self.trials, None, "head"):
                 some[0].layouts[heads] = "head"

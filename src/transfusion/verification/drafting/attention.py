@@ -62,6 +62,11 @@ class Attention:
     """Whether one table of distances binds its heads to those of the other blocks."""
 
     @property
+    def tensor(self) -> str:
+        """The name of one of its tensors."""
+        return next(iter(self.layouts))[0]
+
+    @property
     def rank(self) -> tuple[int, int]:
         """The order of layouts: more free axes first, then fewer heads. Half a head can look like a head."""
         return len(self.free), -self.heads

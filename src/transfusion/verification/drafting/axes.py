@@ -165,17 +165,15 @@ class AxisGroup:
         self.slots |= dict.fromkeys(more, point)
 
     def _join(self, mixed: Place, writers: tuple[Part, ...]) -> int:
-        """Add a point: where the sum is the stream without the branch, the stream of an earlier call."""
-        calls = self.trials.original.calls
+        """Add the point after a branch; without the branch, the sum is what an earlier call read."""
+        calls, target = self.trials.original.calls, len(self.joins) + 1
         branch = [part.module for part in writers if part.kind is not Kind.BARE]
         silent = self.trials.run(changed=dict.fromkeys(branch, torch.zeros_like))
         straight = silent.at(mixed)
-        entry = next((place for place, call in enumerate(calls) if _holds(call.input, straight)), None)
-        source = self.calls.get(-1 if entry is None else entry, self._latest(mixed))
-        target = len(self.joins) + 1
-        self.joins.append(
-            Join(mixed, writers, source, target, None if entry is None else calls[entry].module)
-        )
+        entry = next((place for place, call in enumerate(calls) if _holds(call.input, straight)), len(calls))
+        source = self.calls.get(entry, self._latest(mixed))
+        module = calls[entry].module if entry < len(calls) else None
+        self.joins.append(Join(mixed, writers, source, target, module))
         places: list[Place] = [*range(len(calls)), *silent.outputs]
         self.reached[target] = {place for place in places if not self.trials.is_same(place, silent)}
         return target

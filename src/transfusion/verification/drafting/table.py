@@ -136,8 +136,8 @@ class Draft:
     def _name_attentions(self) -> None:
         seen: Counter[str] = Counter()
         for attention in self.found.attentions:
-            block = self.found.block_of(tensor := next(iter(attention.layouts))[0])
-            stack = self.found.stack_of(tensor) or self.stacks[0]
+            block = self.found.block_of(attention.tensor)
+            stack = self.found.stack_of(attention.tensor) or self.stacks[0]
             seen[block] += 1
             suffix = "" if seen[block] == 1 else str(seen[block])
             names = re.compile(r"\b(" + "|".join(attention.sizes) + r")\b")

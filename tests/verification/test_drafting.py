@@ -387,7 +387,7 @@ def test_towers_with_sections_of_the_configuration_are_refused():
         VerificationError, match=r"text_model.*vision_model.* a section .* vision_config"
     ) as at:
         propose(module, module.config.to_dict(), "clip", inputs)
-    assert "`part`" in at.value.hint
+    assert "a line 'part'" in at.value.hint
 
 
 class Opaque(nn.Module):

@@ -68,7 +68,7 @@ class Draft:
             raise VerificationError(
                 f"several stacks, {listing(stack.prefix for stack in self.stacks)}, with a section of the"
                 f" configuration for each: {listing(sections)}",
-                hint="write a table with a `part` for every section, as docs/notation.md shows",
+                hint="write a table with a line 'part' for every section, as docs/notation.md shows",
             )
         for stack in self.stacks:
             if len(stack.joins) % stack.depth or len(stack.joins) > len(LETTERS) * stack.depth:

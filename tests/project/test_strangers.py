@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from transfusion import align, predict, verify
+from deepening import deepened
+from small_models import CASES, finetuned
+from transfusion import align, predict, transport, verify
 from transfusion.errors import ArchitectureError, MismatchError
 from transfusion.matching import align as aligning
 from transfusion.runtime.progress import Progress
@@ -102,3 +105,18 @@ def test_auto_warns_where_models_cannot_be_run_and_keeps_its_verdict(made, tmp_p
     (found,) = {one for one in seen.warnings if one.startswith("only weights were compared")}
     assert "names a class UnheardModel" in found
     assert "correct 'architectures' in config.json" in found
+
+
+def test_a_pooler_that_b_lacks_comes_with_the_head_of_the_fine_tune(made, tmp_path):
+    """A B that was exported without its pooler, of another depth."""
+    case = CASES["bert-classifier"]
+    deeper = tmp_path / "deeper"
+    CASES["bert"].store(deepened(CASES["bert"].build(2)), deeper)
+    b = edited(deeper, tmp_path / "b", drop="pooler")
+    tuned = finetuned(case, made("bert"), tmp_path / "tuned")
+    moved = transport(tuned, base=made("bert"), onto=b, method="functional", force_unrelated=True)
+    state = moved.state_dict()
+    wanted = load_file(tuned / "model.safetensors")["classifier.weight"]
+    assert torch.allclose(state["classifier.weight"], wanted), "it reads the pooler that came along"
+    assert "bert.pooler.dense.weight" in state
+    assert type(moved.module()).__name__ == "BertForSequenceClassification"

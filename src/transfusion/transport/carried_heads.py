@@ -44,7 +44,7 @@ def carried_heads(
             continue
         if tuned.architecture.token_axes.intersection(part.layout.names()):
             continue
-        renamed = {id: _axis_on_b(label, part, id, tuned, alignment) for id in part.layout.names()}
+        renamed = {id: _axis_on_b(label, part, id, tuned, onto, alignment) for id in part.layout.names()}
         norms = folds.get(str(part.input), (None, None)) if part.is_weight else (None, None)
         name = _name_on_b(label, role, part, tuned, onto, alignment)
         found[name] = CarriedHead(part, part.layout.rename(renamed.__getitem__), *norms)
@@ -66,9 +66,15 @@ def _name_on_b(label: str, role: Role, part: TensorPart, tuned: Model, b: Model,
     )
 
 
-def _axis_on_b(label: str, part: TensorPart, id: str, tuned: Model, pi: Alignment) -> str:
-    """Return B's name of an axis of a head; refuse an axis that moves and has no map."""
+def _axis_on_b(label: str, part: TensorPart, id: str, tuned: Model, b: Model, pi: Alignment) -> str:
+    """Return B's name of an axis of a head; refuse an axis that both have, that moves and has no map.
+
+    An axis of the heads alone that B does not have, such as that of a pooler, comes with them as it is.
+    """
     if not moves(tuned.architecture, Name(id)):
+        return id
+    heads = tuned.architecture.task_heads
+    if id not in b.architecture.spaces and heads.issuperset(tuned.architecture.occurrences[id]):
         return id
     stack, block, axis = place_of(id)
     number = block_behind(pi.paths, stack, block)

@@ -13,8 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from zoo.door import passed
 from zoo.models import MODELS
+from zoo.packages import ZOO
 from zoo.trials import Trial
 
 MEASURED = Path(__file__).parent / "measured.json"
@@ -34,14 +37,12 @@ def main(asked: list[str]) -> int:
     if odd := [name for name in asked if name not in {**MODELS, **every}]:
         print(f"there is no {odd[0]}; models: {', '.join(MODELS)}; trials: {', '.join(every)}")
         return 2
-    known: dict[str, Any] = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     disappointing = 0
     for name, model in MODELS.items():
         if not asked or name in asked:
             found = passed(model)
-            known.setdefault("door", {})[name] = {**asdict(found), **_about(model)}
+            _keep("door", name, {**asdict(found), **_about(model)})
             print(f"{name}: {'closed: ' + found.refused if found.refused else 'open'}, {found}", flush=True)
-            _keep(known)
     for name, trial in every.items():
         if not asked or name in asked:
             print(f"{name}: {trial.finetune}, {trial.a} → {trial.b}", flush=True)
@@ -50,10 +51,9 @@ def main(asked: list[str]) -> int:
             disappointing += len(short)
             row = {key: getattr(trial, key) for key in ("a", "b", "finetune", "relation", "measured")}
             row |= {"expects": dict(trial.expects), "ways": {way: asdict(one) for way, one in ways.items()}}
-            known.setdefault("trials", {})[name] = row
+            _keep("trials", name, row)
             if short:
                 print(f"  below what was expected: {', '.join(short)}", flush=True)
-            _keep(known)
     return 1 if disappointing else 0
 
 
@@ -67,8 +67,14 @@ def _about(model: Any) -> dict[str, str]:
     }
 
 
-def _keep(known: dict[str, Any]) -> None:
-    MEASURED.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+def _keep(part: str, name: str, row: dict[str, Any]) -> None:
+    """Put a row into the file, in the order of the lists; another process may do the same."""
+    order = {"door": list(MODELS), "trials": list(trials())}
+    with FileLock(ZOO / "measured.lock"):
+        known: dict[str, Any] = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+        rows = {**known.get(part, {}), name: row}
+        known[part] = {one: rows[one] for one in order[part] if one in rows}
+        MEASURED.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -179,11 +179,11 @@ TRIALS: tuple[Trial, ...] = (
     Trial(
         "stories-lora",
         "stories15M (Llama, 6 × 288)",
-        "the same, trained on for 100 steps on other texts",
+        "the same, trained on hard: 100 steps at 3e-4 on other texts",
         "a LoRA for film reviews: ours, on a base that others made",
         "the same lineage",
         "loss on windows of reviews; support: loss on the texts that B was trained on",
-        {"unchanged": 0.8, "default": 0.8},
+        {"unchanged": 0.3, "default": 0.3},
         _stories,
         fast=True,
     ),

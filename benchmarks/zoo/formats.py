@@ -195,8 +195,12 @@ def from_int8(package: Package, to: Path) -> None:
         for name, one in held.items()
         if f"{name}_scale" in held
     }
-    classes = {"id2label": {str(one): str(one) for one in range(1000)}}
-    config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], **classes}
+    config = {
+        **{"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 224},
+        **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+        **{"patch_size": 16, "layer_norm_eps": 1e-12, "hidden_act": "gelu"},
+        "id2label": {str(one): str(one) for one in range(1000)},
+    }
     stored(to, tensors, config)
     halves = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     sizes = {"size": {"height": 224, "width": 224}, "image_processor_type": "ViTImageProcessor"}

@@ -53,11 +53,15 @@ def test_folder_file_shards_and_pickles_hold_the_same_model(made, sharded, tmp_p
     state = load_file(made("llama") / "model.safetensors")
     torch.save(state, tmp_path / "weights.pt")
     torch.save({"epoch": 3, "state_dict": state}, tmp_path / "training.ckpt")
+    torch.save({"dims": {"n_mels": 80}, "model_state_dict": state}, tmp_path / "whisper.pt")
+    torch.save({"extra_state": {"epoch": 3}, "model": state}, tmp_path / "fairseq.pt")
     torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     for reference in (
         sharded,
         made("llama") / "model.safetensors",
         tmp_path / "weights.pt",
+        tmp_path / "whisper.pt",
+        tmp_path / "fairseq.pt",
         tmp_path / "training.ckpt",
         tmp_path / "old.bin",
     ):
@@ -138,6 +142,14 @@ def test_a_path_that_does_not_exist_is_not_asked_of_the_hub(monkeypatch):
 def test_an_empty_folder(tmp_path):
     with pytest.raises(CheckpointError, match="no weights in this folder"):
         Checkpoint.open(tmp_path)
+
+
+def test_a_gguf_is_to_be_dequantised(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for reference in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(CheckpointError) as refused:
+            Checkpoint.open(reference)
+        assert "GgufConfig(dequantize=True)" in (refused.value.hint or "")
 
 
 def test_a_file_of_another_kind(tmp_path):
@@ -287,6 +299,15 @@ def test_quantised_tensors_are_refused_by_name(dtype, copy):
     save_file(state, copy / "model.safetensors", {"format": "pt"})
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(CheckpointError, match=rf"model\.layers\.1\.mlp\.up_proj\.weight \({name}\)"):
+        Model.open(copy)
+
+
+def test_scales_of_quantised_tensors_do_not_hide_that_they_are_quantised(copy):
+    state = load_file(copy / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    state |= {name: state[name].to(torch.int8), f"{name}_scale": torch.tensor(0.1)}
+    save_file(state, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight \(int8\)"):
         Model.open(copy)
 
 

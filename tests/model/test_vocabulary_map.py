@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from making import case
@@ -105,6 +106,20 @@ def test_a_planted_vocabulary_is_recovered(case, pair, tmp_path):
     about = json.loads((moved / "transfusion.json").read_text())["vocabulary"]
     assert (about["dropped"], about["dropped_first"]) == (3, [WORDS[row] for row in GONE])
     assert (about["common"], about["tokens"], about["new"]) == (27, [30, 31], 4)
+
+
+def test_a_fine_tune_without_tokens_moves_between_vocabularies(pair, tmp_path):
+    a, b = pair("whisper-generation")
+    base = transformers.WhisperForAudioClassification.from_pretrained(a, num_labels=7)
+    with torch.no_grad():
+        for name, weight in base.named_parameters():
+            if "encoder.layers" in name and weight.ndim == 2:
+                weight.add_(0.1 * weight.std() * torch.randn_like(weight))
+    base.eval().save_pretrained(tmp_path / "tuned")
+    moved = transport(tmp_path / "tuned", base=a, onto=b, residual="tied").module()
+    heard = torch.randn(2, 9, 34, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert torch.allclose(moved(heard).logits, base(heard).logits, atol=1e-4)
 
 
 def places_of_new():

@@ -96,6 +96,11 @@ _KINDS = PICKLES | {".safetensors"}
 _SHARDED = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
 _ADAPTER, _PEFT = "adapter_model", "base_model.model."
 _FINETUNED = "give it to 'transport' as FINETUNED, with its base as `base`"
+_GGUF = ".gguf"
+_UNPACK = (
+    "GGUF is mostly quantised: take the original weights, or dequantise it with transformers: from_pretrained"
+    " with gguf_file=… and quantization_config=GgufConfig(dequantize=True), and save_pretrained"
+)
 _AGAIN = "fetch the file again"
 _MIXED = "index and shards belong to different models; fetch the folder again"
 
@@ -110,7 +115,9 @@ def weights_in(root: Path) -> dict[str, TensorInfo]:
         if root.suffix not in _KINDS:
             raise CheckpointError(
                 f"{root}: not a kind of file that holds weights",
-                hint="give a .safetensors, .bin or .pt file, or a folder",
+                hint=_UNPACK
+                if root.suffix == _GGUF
+                else "give a .safetensors, .bin or .pt file, or a folder",
             )
         tensors = {} if root.name.startswith(_ADAPTER) else headers(root)
     lora = is_lora(tensors)
@@ -137,6 +144,7 @@ def _only_weights(root: Path) -> Path:
         what = f"no weights in this folder (looked for {listing(WEIGHTS)})"
         adapter = (root / "adapter_config.json").exists()
         hint = f"this is an adapter; {_FINETUNED}" if adapter else "give the folder with the model's files"
+        hint = _UNPACK if any(path.suffix == _GGUF for path in root.iterdir()) else hint
     elif any(_SHARDED.fullmatch(path.name) for path in candidates):
         what, hint = f"shards without an index ({names})", "fetch the .index.json that belongs to them"
     elif len(candidates) > 1:

@@ -184,6 +184,10 @@ def read_into(info: TensorInfo, ranges: Iterable[tuple[int, memoryview]]) -> Non
                 count += more
 
 
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Under which keys trainers store the weights, beside the state of a training."""
+
+
 def unpickle(file: Path) -> dict[str, Tensor]:
     """Load the tensors of a pickle; refuse a pickle that would execute code."""
     try:
@@ -199,8 +203,8 @@ def unpickle(file: Path) -> dict[str, Tensor]:
             f"{file}: not a complete checkpoint ({(str(error) or type(error).__name__).splitlines()[0]})",
             hint="an interrupted download may have truncated it; fetch it again",
         ) from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
+    if isinstance(state, dict):
+        state = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
     ):

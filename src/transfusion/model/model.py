@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os.path import exists, expanduser
@@ -85,6 +85,8 @@ class Model:
     def of(cls, checkpoint: Checkpoint) -> Model:
         """Recognise the family of a checkpoint and give every tensor its layout."""
         checkpoint = in_library_names(checkpoint)
+        stored = checkpoint.tensors.values()
+        _refuse_quantised(checkpoint.label, [one for one in stored if one.name.endswith(".weight")])
         family, config, why = recognise(checkpoint)
         naming = Naming(family, live=True)
         names = gather_pieces(naming.table(checkpoint.tensors), checkpoint.tensors, checkpoint.label)
@@ -93,7 +95,7 @@ class Model:
         ties = {head: first for head, first in table.ties.items() if first in names and table.has_head(head)}
         bound = _bound(checkpoint, family, table, names)
         model = cls(checkpoint, family, config, bound, names, why, ties=ties)
-        model._refuse_quantised()
+        _refuse_quantised(checkpoint.label, map(model.info, bound.tensors))
         return model
 
     @property
@@ -133,9 +135,12 @@ class Model:
         """Return the same model with the rows of another vocabulary; its fingerprint stays.
 
         ``config`` is the configuration of a model with that vocabulary, for the ids of special tokens.
-        Rows that this model has beyond those of the map follow at the end.
+        Rows that this model has beyond those of the map follow at the end. A model without tokens, such as
+        a classifier of sounds on the encoder of Whisper, is returned as it is.
         """
-        size = self.architecture.sizes.get(VOCABULARY, 0)
+        size = self.architecture.sizes.get(VOCABULARY)
+        if size is None:
+            return self
         if size < vocabulary.source_size:
             raise MismatchError(
                 f"{self.label} has {size} rows for tokens, and its base {vocabulary.source_size}",
@@ -216,17 +221,19 @@ class Model:
             total.update(self.checkpoint.sample(self.names[name].names))
         return total.hexdigest()
 
-    def _refuse_quantised(self) -> None:
-        odd = [
-            f"{info.name} ({str(info.dtype).removeprefix('torch.')})"
-            for name in self.architecture.tensors
-            if (info := self.info(name)).dtype not in FLOATS
-        ]
-        if odd:
-            raise CheckpointError(
-                f"{self.label}: weights in types that cannot be moved: {listing(odd)}",
-                hint="quantised checkpoints cannot be moved; use the original weights",
-            )
+
+def _refuse_quantised(label: str, tensors: Iterable[TensorInfo]) -> None:
+    """Refuse weights of other types; scales that lie beside them would be called unknown tensors."""
+    odd = [
+        f"{info.name} ({str(info.dtype).removeprefix('torch.')})"
+        for info in tensors
+        if info.dtype not in FLOATS
+    ]
+    if odd:
+        raise CheckpointError(
+            f"{label}: weights in types that cannot be moved: {listing(odd)}",
+            hint="quantised checkpoints cannot be moved; use the original weights",
+        )
 
 
 def _with_tokens_of(config: Config, other: Config, size: int) -> Config:

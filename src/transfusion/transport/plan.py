@@ -160,7 +160,7 @@ class TransportPlan:
         else:
             tuned = tuned.under(self.alignment.provenance.policy)
         vector = TaskVector.between(tuned, self.a, trust_base=trust_base, new_tokens=new_tokens)
-        if not other_shape and self.a.vocabulary is not None and new_tokens is not NewTokens.DROP:
+        if not other_shape and tuned.vocabulary is not None and new_tokens is not NewTokens.DROP:
             self._refuse_new_tokens(tuned)
         return DenseChange(vector, self.alignment, self.b, alpha)
 

@@ -32,6 +32,10 @@ WAYS: dict[str, dict[str, Any]] = {
 BETWEEN_SHAPES = {name: WAYS[name] for name in ("functional", "refined")}
 
 
+class Skipped(Exception):  # noqa: N818
+    """A trial cannot run on this machine: says what it lacks."""
+
+
 @dataclass(frozen=True)
 class Way:
     """What one way brought."""

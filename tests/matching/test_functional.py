@@ -354,6 +354,11 @@ def test_a_planted_truth_predicts_everything(name, found):
     assert max(advice["identity"], advice["null"]) < 0.8
 
 
+def test_no_more_than_all_of_many_activations_is_predicted():
+    many = 3 * torch.randn(768, 13000, generator=torch.Generator().manual_seed(0)) + 0.5
+    assert functional.predicted(many, 2 * many) == pytest.approx(1, abs=1e-6)
+
+
 @pytest.mark.parametrize("case", ["vit-classifier", "llama"])
 def test_of_strangers_little_is_predicted(case, strangers):
     """What their heads compute least of all; never less than with nothing moved."""

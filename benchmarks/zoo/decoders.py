@@ -311,7 +311,7 @@ TRIALS: tuple[Trial, ...] = (
         "LoRA of rank 8 on film reviews without capitals and stops: ours, on a base that others made",
         "the same lineage",
         f"loss per token of {TESTED} windows of {LENGTH} tokens; support: tokens of other texts foreseen",
-        {"unchanged": 0.8, "default": 0.8},
+        {"unchanged": 0.7, "default": 0.7},
         _lora,
     ),
 )

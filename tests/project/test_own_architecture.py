@@ -71,6 +71,14 @@ def test_the_example_is_certified():
     assert certificate.difference < 1e-9
 
 
+def test_a_stored_table_that_is_no_parameter_is_certified(tmp_path):
+    """Positions that a module computes, stores and adds to the stream move like weights."""
+    file, parameter = tmp_path / "waves.py", "nn.Parameter(torch.zeros(length, width))"
+    waves = "nn.Buffer(torch.arange(length * width).reshape(length, width).cos())"
+    file.write_text(EXAMPLE.read_text().replace(parameter, waves))
+    assert certify_file(file, "SmallTranslator").passed
+
+
 def test_queries_and_keys_of_cross_attention_move_apart(folders):
     """In memory they are one parameter; they read two streams."""
     own = {"architecture": EXAMPLE}

@@ -70,6 +70,11 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
     )
 
 
+def names_in(table: Table) -> frozenset[str]:
+    """Return the names of all tensors that a table has a row for, whether or not a model has them."""
+    return frozenset(row.name for row in _TableReader(table).rows())
+
+
 def blocks_of(pattern: str, stack: Stack) -> frozenset[int]:
     """Return the numbers of the blocks that a row or a shortcut of a stack is about."""
     found = _BLOCK.search(pattern)

@@ -8,7 +8,7 @@ for kernels that the library would fetch from the hub and run.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -248,14 +248,14 @@ def require_modest_size(model: Model) -> None:
 def skeleton(model: Model) -> nn.Module:
     """Return the module of a model with its parameters on the device meta; buffers have their values."""
     with _parameters_on_meta():
-        return _buffers_as_parameters(_module_for(model), model)
+        return buffers_as_parameters(_module_for(model), model.family, model.architecture.tensors.keys())
 
 
-def _buffers_as_parameters(module: nn.Module, model: Model) -> nn.Module:
+def buffers_as_parameters(module: nn.Module, family: Family, moved: Set[str]) -> nn.Module:
     """Make parameters of the buffers that files hold and the table moves, such as SD3's positions."""
-    naming = Naming(model.family, live=True)
+    naming = Naming(family, live=True)
     for name, buffer in list(module.named_buffers()):
-        if naming.canonical(name) in model.architecture.tensors:
+        if naming.canonical(name) in moved:
             above, _, leaf = name.rpartition(".")
             owner = module.get_submodule(above)
             delattr(owner, leaf)
@@ -389,7 +389,7 @@ def build(
     if model.checkpoint.in_memory:
         _require_all(model, module, places, missing)
     if missing:
-        module = _buffers_as_parameters(_module_for(model), model)
+        module = buffers_as_parameters(_module_for(model), model.family, model.architecture.tensors.keys())
         places, _ = places_of(model, module)
     kind = dtype or reduce(torch.promote_types, (model.info(place.tensors[0]).dtype for place in places))
     in_type(module, kind)

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.architecture.architecture import Architecture, Shortcut
-from transfusion.architecture.binding import bind
+from transfusion.architecture.binding import bind, names_in
 from transfusion.architecture.layouts import Layout, Name
 from transfusion.architecture.naming import Naming, tensors_in_memory, without_part
 from transfusion.architecture.table import Config, Family
 from transfusion.errors import ArchitectureError, listing
 from transfusion.model.model import Model
-from transfusion.running.building import build, places_of
+from transfusion.running.building import buffers_as_parameters, build, places_of
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.streaming import StreamedModule
@@ -78,8 +78,9 @@ class LiveModel:
 
     @classmethod
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> LiveModel:
-        """Bind a module in memory, by the names of its parameters."""
-        shapes = _shapes_in_a_file(module, family)
+        """Bind a module in memory, by the names of its parameters and of the buffers that its table moves."""
+        described = names_in(family.table(config, frozenset(_shapes_in_a_file(module, family))))
+        shapes = _shapes_in_a_file(buffers_as_parameters(module, family, described), family)
         table = family.table(config, frozenset(shapes))
         for second, first in table.ties.items():
             if first in shapes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
 
 import transfusion
 from transfusion import families
@@ -17,6 +18,44 @@ from transfusion.verification.certify import certify_file, randomise
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "small_translator.py"
 CROSS = "decoder.layers.0.multihead_attn.in_proj_weight"
+
+CONVOLVING = """
+import torch
+from torch import nn
+from transfusion.families import read_families
+
+class Waves(nn.Module):
+    def __init__(self, width, blocks, classes):
+        super().__init__()
+        self.first = nn.Conv1d(1, width, 3, padding=1)
+        self.entries = nn.ModuleList(nn.Identity() for _ in range(blocks))
+        self.convs = nn.ModuleList(nn.Conv1d(width, width, 3, padding=1) for _ in range(blocks))
+        self.bends = nn.ModuleList(nn.GELU() for _ in range(blocks))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, signal):
+        x = self.first(signal[:, None]).mT
+        for enter, conv, bend in zip(self.entries, self.convs, self.bends):
+            x = x + bend(conv(enter(x).mT).mT)
+        return self.head(x)
+
+FAMILIES = read_families('''
+family waves
+library mine
+models waves
+ignores model_type
+@usual_axes
+stack layer blocks
+sizes x = width, label = classes
+first.*      x@first <- _ _
+convs.{}.*   x@next <- x _
+skip entries.{}   x -> x@next   bends.{}
+heads
+    head.*   label <- x@last
+''', __file__, build=lambda config: Waves(**{name: config[name] for name in EXAMPLE}),
+    make_inputs=lambda config, count, generator: {"signal": torch.randn(count, 20, generator=generator)})
+EXAMPLE = {"width": 6, "blocks": 2, "classes": 5}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +108,19 @@ def test_the_example_is_certified():
     certificate = certify_file(EXAMPLE, "SmallTranslator")
     assert certificate.passed
     assert certificate.difference < 1e-9
+
+
+def test_a_stream_that_only_convolutions_read_is_compared(tmp_path):
+    """Their inputs show it, and drawn numbers have the model's own type."""
+    file = tmp_path / "waves.py"
+    file.write_text(CONVOLVING)
+    assert certify_file(file, "Waves").passed
+    module = families.register_file(file)
+    torch.manual_seed(0)
+    a, b = (module.Waves(**module.EXAMPLE).state_dict() for _ in "ab")
+    config = {"model_type": "waves", **module.EXAMPLE}
+    opened = [transfusion.Model.open(one, config=config) for one in (a, b)]
+    assert transfusion.align(*opened, method="functional").maps.keys() >= {"layer.0.x", "layer.1.x"}
 
 
 def test_a_stored_table_that_is_no_parameter_is_certified(tmp_path):
@@ -169,6 +221,22 @@ def test_a_word_that_was_added_is_dropped_between_shapes(folders):
         force_unrelated=True,
     )
     assert len(moved.state_dict()["speak.weight"]) == 29
+
+
+def test_a_table_of_a_librarys_type_is_for_models_with_its_tensors(tmp_path):
+    """BERT with one more head is of the user's family; BERT itself stays what it is."""
+    file = tmp_path / "more.family"
+    file.write_text(
+        "family more : bert\nmodels bert\nsignature + cls.mood.weight\n"
+        "heads\n    cls.mood.*   mood <- x@last\nfixed mood: sad, happy\n"
+    )
+    families.register_file(file)
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "num_hidden_layers": 1}
+    module = BertModel(BertConfig(vocab_size=11, **sizes))
+    state, config = module.state_dict(), {**module.config.to_dict(), "architectures": ["BertModel"]}
+    assert transfusion.Model.open(state, config=config).family.name == "bert"
+    state["cls.mood.weight"] = torch.zeros(2, 8)
+    assert transfusion.Model.open(state, config=config).family.name == "more"
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────

@@ -21,6 +21,7 @@ from torch import Tensor
 from transfusion.alignment.maps import Map, NormFold, move_tensor
 from transfusion.architecture.architecture import Architecture, Policy
 from transfusion.architecture.layouts import ANONYMOUS, Concat, Item, Layout, Name, Product, explode, names_in
+from transfusion.architecture.table import Symmetry
 from transfusion.files.tensor_files import row_blocks
 from transfusion.matching.methods import FunctionalOptions
 from transfusion.model.model import Model
@@ -117,11 +118,22 @@ class RecordedModel:
         readers = [
             (name.rpartition(".")[0], input_of(name))
             for name, layout in self.architecture.tensors.items()
-            if [layout.items[dim] for dim in layout.inputs] == [Name(point)] and len(layout.outputs) == 1
+            if self._reads(layout, point) and len(layout.outputs) == 1
         ]
         shown = [(name, OUTPUT) for name, space in self.architecture.outputs.items() if space == point]
         found = (self.samples(*one) for one in (*readers, *shown))
         return next((one for one in found if one is not None), None)
+
+    def _reads(self, layout: Layout, point: str) -> bool:
+        """Return whether a weight reads a point of the stream, and nothing else: the taps of a convolution
+        are places.
+        """
+        items = [layout.items[dim] for dim in layout.inputs]
+        spaces = [self.architecture.spaces.get(str(item)) for item in items[1:]]
+        return items[:1] == [Name(point)] and all(
+            item == Name(ANONYMOUS) or (space is not None and space.group is Symmetry.FIXED)
+            for item, space in zip(items[1:], spaces, strict=True)
+        )
 
     def raw(self, point: str) -> Tensor | None:
         """Return a point of the stream before its norm, if it has one."""

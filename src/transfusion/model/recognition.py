@@ -59,7 +59,8 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
     config = checkpoint.config or {}
     _refuse_quantisation(checkpoint.label, config)
     require_sensible(config, f"{checkpoint.label}: {checkpoint.config_label}")
-    kind, name, family = _by_config(config)
+    kind, name, known = _by_config(config)
+    family = next((one for one in known if _signed(one, checkpoint)), known[0]) if known else None
     if family is None and name is None:
         family = _family_by_names(checkpoint, f"{checkpoint.config_label} has no {kind}")
         checkpoint.config = {**config, kind: family.model_types[0]}  # so that libraries, too, recognise it
@@ -81,8 +82,8 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
     return family, f'{checkpoint.config_label} says {kind} "{name}"'
 
 
-def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
-    """Return the key that names the architecture, the name, and its family.
+def _by_config(config: Config) -> tuple[str, str | None, list[Family]]:
+    """Return the key that names the architecture, the name, and its families: those of the user first.
 
     timm names every size, and diffusers the class.
     """
@@ -94,7 +95,15 @@ def _by_config(config: Config) -> tuple[str, str | None, Family | None]:
     else:
         name = "open_clip" if "model_cfg" in config else config.get(key)
         known = (f for f in all_families() if name in f.model_types)
-    return key, name, next(known, None)
+    return key, name, list(known)
+
+
+def _signed(family: Family, checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint has the tensors by which a family is recognised, as far as it has any.
+
+    A table of one's own may name the type of a library's, and is then meant for models with more tensors.
+    """
+    return not family.signature or set(family.signature) <= _shapes(checkpoint, family).keys()
 
 
 def _nearest_family(checkpoint: Checkpoint, name: str) -> str | None:

@@ -97,7 +97,9 @@ class LiveModel:
             reason = str(error).splitlines()[0]
             raise ArchitectureError(
                 f"{type(self.module).__name__} cannot be run on random inputs ({reason})",
-                hint="verify the same weights in a class with plainer inputs, such as the base model",
+                hint="verify the same weights in a class with plainer inputs, such as the base model"
+                if self.family.make_inputs is None
+                else "`make_inputs` of its file must return what `forward` takes, by name",
             ) from error
 
     def modules(self) -> dict[str, nn.Module]:

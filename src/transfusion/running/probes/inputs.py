@@ -31,7 +31,7 @@ def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int =
     try:
         generator = torch.Generator().manual_seed(seed)
         if family.make_inputs is not None:
-            return dict(family.make_inputs(config, batch, generator))
+            return in_dtype(family.make_inputs(config, batch, generator), torch.float64)
         if family.draws is not None:
             return {name: _one_draw(how, batch, generator) for name, how in family.draws(config).items()}
         return _drawn(family, config, batch, seed)

@@ -42,6 +42,8 @@ HELD_OUT = 128
 """The number of held-out inputs of each kind."""
 CONTINUOUS = ("pixel_values", "input_features", "input_values")
 """The names of inputs that can be inverted."""
+TOKENS = "input_ids"
+"""How the names of inputs end that are texts."""
 SYNTHETIC, CORRUPTED, BLENDED, OWN = "synthetic", "corrupted", "blended", "own"
 """The kinds of held-out inputs."""
 OWN_INPUTS = 4096
@@ -144,9 +146,9 @@ class RefinementInputs:
         """Corrupt images; of sounds and texts, every second one."""
         name = self.continuous
         if name is None:
-            if "input_ids" not in inputs:
+            if TOKENS not in inputs:
                 return inputs
-            mixed = recombined_texts(self.subject, inputs["input_ids"], generator)
+            mixed = recombined_texts(self.subject, inputs[TOKENS], generator)
         elif inputs[name].ndim == 4:
             return {**inputs, name: corrupted_images(inputs[name], generator)}
         else:
@@ -156,11 +158,16 @@ class RefinementInputs:
     # ── made once ────────────────────────────────────────────────────────────────────────────
 
     def held_out(self) -> dict[str, Inputs]:
-        """Return inputs that no step draws, by kind. No step draws any blended inputs."""
+        """Return inputs that no step draws, by kind. No step draws any blended inputs.
+
+        Inputs of names that only a table knows are neither corrupted nor blended, and are there once.
+        """
         seed = FRESH * (self.seed + 1) + TESTS
         synthetic = self._prepared("held-out", lambda: self._synthetic(HELD_OUT, seed))
-        kinds = {SYNTHETIC: synthetic, CORRUPTED: self._corrupted(synthetic, seeded_generator(self.seed, 8))}
-        kinds[BLENDED] = {name: self._blended(name, one) for name, one in synthetic.items()}
+        kinds = {SYNTHETIC: synthetic}
+        if self.continuous is not None or any(name.endswith(TOKENS) for name in synthetic):
+            kinds[CORRUPTED] = self._corrupted(synthetic, seeded_generator(self.seed, 8))
+            kinds[BLENDED] = {name: self._blended(name, one) for name, one in synthetic.items()}
         if self.own is not None:
             kinds[OWN] = {name: one[::OWN_HELD_OUT] for name, one in self.own.items()}
         return kinds
@@ -169,7 +176,7 @@ class RefinementInputs:
         """Blend every input with the next one: the mean of both, or of texts each second token."""
         if name == self.continuous:
             return (values + values.roll(1, 0)) / 2
-        if name.endswith("input_ids"):
+        if name.endswith(TOKENS):
             return torch.where(torch.arange(values.shape[1]) % 2 == 1, values.roll(1, 0), values)
         return values
 

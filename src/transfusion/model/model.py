@@ -152,6 +152,7 @@ class Model:
         selections = {piece: vocabulary.selection(size, dim) for piece, dim in rows.items()}
         total = vocabulary.size + size - vocabulary.source_size
         stored = self.checkpoint.config
+        sizes = size, vocabulary.size, total
         used = {piece for one in self.names.values() for piece in one.names}  # tied tensors once
         return replace(
             self,
@@ -159,9 +160,9 @@ class Model:
                 self.checkpoint,
                 selections,
                 [name for name in self.checkpoint.tensors if name in used],
-                config=stored and dict(_with_tokens_of(stored, config or {}, total)),
+                config=stored and dict(_with_tokens_of(stored, config or {}, sizes)),
             ),
-            config=_with_tokens_of(self.config, config or {}, total),
+            config=_with_tokens_of(self.config, config or {}, sizes),
             architecture=self.architecture.resized(VOCABULARY, total),
             vocabulary=vocabulary,
             original=self,
@@ -236,17 +237,23 @@ def _refuse_quantised(label: str, tensors: Iterable[TensorInfo]) -> None:
         )
 
 
-def _with_tokens_of(config: Config, other: Config, size: int) -> Config:
-    """Return a configuration with another size of the vocabulary, and the special tokens of another one."""
+def _with_tokens_of(config: Config, other: Config, sizes: tuple[int, int, int]) -> Config:
+    """Return a configuration with another size of the vocabulary, and the special tokens of another one.
+
+    ``sizes`` are its own, that of the other one, and the wanted one. A table of one's own may read the size
+    from any key: from one that has the first two in these configurations.
+    """
+    own, theirs, size = sizes
     found: dict[str, Any] = {key: value for key, value in config.items() if not _TOKEN_ID.fullmatch(key)}
     found |= {key: value for key, value in other.items() if _TOKEN_ID.fullmatch(key)}
-    for key in ("vocab_size", "decoder_vocab_size"):
+    read = [key for key, value in found.items() if (value, other.get(key)) == (own, theirs)]
+    for key in ("vocab_size", "decoder_vocab_size", *read):
         if key in found:
             found[key] = size
     for key in ("text_config", "decoder", "encoder", "model_cfg", "text_cfg"):
         if isinstance(found.get(key), Mapping):
             within = other.get(key)
-            found[key] = _with_tokens_of(found[key], within if isinstance(within, Mapping) else {}, size)
+            found[key] = _with_tokens_of(found[key], within if isinstance(within, Mapping) else {}, sizes)
     return found
 
 

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import ceil
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
+from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.probes.audio import FRAMES, spectrograms, waveforms
 from transfusion.running.probes.calibration import read_calibration
 from transfusion.running.probes.images import patch_grid, synthetic_images
@@ -35,12 +37,26 @@ def make_probes(subject: ProbedModel, count: int, seed: int, calibrate: str | Pa
         rest, made = _generated(subject, found, seed, given=frozenset(inputs))
         return Probes(list(batched({**rest, **inputs})), "; ".join([about, *made]))
     if subject.model.family.draws_inputs:
-        drawn = list(batched(subject.template(count, seed)))
+        drawn = list(batched(_of_common_tokens(subject, subject.template(count, seed))))
         if subject.model.family.library == "diffusers":
             return Probes(drawn, f"{count} latents of noise, at random time steps")
         return Probes(drawn, f"{count} inputs drawn as the table says")
     inputs, made = _generated(subject, count, seed)
     return Probes(list(batched(inputs)), "; ".join(made))
+
+
+def _of_common_tokens(subject: ProbedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return drawn inputs in which others stand for tokens that only one of A and B has.
+
+    A table of one's own draws them from all ids of its vocabulary; their names end in ``ids``.
+    """
+    if not subject.unknown or VOCABULARY not in subject.model.architecture.sizes:
+        return dict(inputs)
+    size = subject.model.architecture.sizes[VOCABULARY]
+    known = torch.tensor([one for one in range(size) if one not in subject.unknown])
+    others = torch.tensor([one for one in range(size) if one in subject.unknown])
+    taken = torch.arange(size).index_copy(0, others, known[torch.arange(len(others)) % len(known)])
+    return {name: taken[one] if name.endswith("ids") else one for name, one in inputs.items()}
 
 
 def _generated(

@@ -170,7 +170,7 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
             raise MismatchError(
                 f"{name} ('{layout}') has shape {shape_a} in {a.label} and {shape_b} in {b.label}",
                 hint=f"the vocabularies differ, and their tokens cannot be compared{why};"
-                " put the tokenizer.json of each base, or a vocab.json of its tokens and rows, into its folder"
+                " put the tokenizer.json of each base into its folder, or a vocab.json of tokens and rows"
                 if vocabulary
                 else f"both bases must have the same architecture and size; {_OTHER_SHAPES}",
             )

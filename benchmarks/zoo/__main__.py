@@ -21,8 +21,7 @@ from zoo.packages import ZOO
 from zoo.trials import Skipped, Trial
 
 MEASURED = Path(__file__).parent / "measured.json"
-ROOMS = ("encoders", "decoders", "chat", "speech", "verdicts")
-ROOMS = ("encoders", "decoders", "own")
+ROOMS = ("encoders", "decoders", "chat", "speech", "own", "verdicts")
 """The modules with trials."""
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,14 +153,6 @@ def copied(folder: str, *others: str) -> Callable[[Package, Path], None]:
             (to / Path(other).name).write_bytes(package.read(other))
 
     return make
-
-
-def stored(to: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write a folder of one's own making."""
-    save_file(
-        {name: one.contiguous() for name, one in tensors.items()}, to / "model.safetensors", {"format": "pt"}
-    )
-    (to / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def pickled(package: Package, member: str) -> Any:

@@ -160,7 +160,7 @@ def _words(a: str, b: str) -> Mapping[str, Way]:
 
 TRIALS = (
     Trial(
-        "whisper",
+        "spoken-words",
         "Whisper tiny.en (4 + 4 × 384), for sounds of a second",
         "Whisper tiny (4 + 4 × 384), for sounds of a second",
         "spoken words with a head of its own: ours, on a base that others made",

@@ -92,7 +92,11 @@ def read_families(
 
 
 def register_file(file: str | Path) -> ModuleType:
-    """Use the tables of a text from now on, or those of a file of Python that defines ``FAMILIES``."""
+    """Use the tables of a text from now on, or those of a file of Python that defines ``FAMILIES``.
+
+    >>> transfusion.register_file("examples/tiny_talker.py").FAMILIES[0].name
+    'tiny_talker'
+    """
     path = Path(file).resolve()
     if path not in _files or not path.exists() or _files[path][0] != path.stat().st_mtime_ns:
         module = ModuleType(path.stem) if path.suffix == SUFFIX else python_module(path)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +34,8 @@ GREEK = ("alpha", "beta", "gamma", "delta", "lambda", "mu", "pi", "sigma", "phi"
 FRAME = (128, 512)
 BEGIN, END, PADDING = 1, 2, 0
 STEPS, BATCH, RATE = 48, 8, 2e-4
-TESTED, CALIBRATED = 48, 64
-LEARNING, TESTING, CALIBRATING = range(3)
+TESTED = 48
+LEARNING, TESTING = range(2)
 """Seeds of formulas."""
 
 
@@ -140,22 +139,6 @@ def read_right(module: nn.Module, name: str, *, white: bool) -> float:
     return float((found == wanted)[counted].float().mean())
 
 
-@torch.no_grad()
-def _write(tuned: str, onto: str, to: Path) -> None:
-    """Write unlabelled pictures, and what the fine-tune reads in them, in B's characters."""
-    images, written = pages(CALIBRATED, CALIBRATING, tuned)
-    module: Any = _module_of(_tuned_reader(tuned)).eval()
-    length, parts = written.shape[1] - 1, []
-    for some in torch.split(1 - images, 16):
-        seen, ids = module.look(some), torch.full((len(some), 1), BEGIN)
-        while ids.shape[1] < length:
-            ids = torch.cat([ids, module.write(seen, ids)[:, -1:].argmax(-1)], 1)
-        parts.append(ids)
-    rows = {row: characters(onto).get(one, END) for one, row in characters(tuned).items()}
-    theirs = torch.cat(parts).apply_(rows.__getitem__)
-    save_file({"images": 1 - images, "target_ids": theirs}, to / "inputs.safetensors")
-
-
 def _tuned_reader(name: str) -> Path:
     return trained(f"{name}-white-on-black", lambda to: _learn_white_on_black(name, to))
 
@@ -165,7 +148,6 @@ def _formulas(a: str, b: str) -> Mapping[str, Way]:
     assert architecture is not None
     transfusion.register_file(architecture)
     tuned, ceiling = _tuned_reader(a), _module_of(_tuned_reader(b)).eval()
-    inputs = trained(f"{a}-white-on-black-inputs", lambda to: _write(a, b, to)) / "inputs.safetensors"
     return Measure(
         tuned,
         MODELS[a].folder(),
@@ -174,7 +156,7 @@ def _formulas(a: str, b: str) -> Mapping[str, Way]:
         read_right(ceiling, b, white=True),
         lambda module: read_right(module, b, white=False),
         options={"force_unrelated": True},
-        ways={**WAYS, "refined": {**WAYS["refined"], "refine_steps": 12, "calibrate": inputs}},
+        ways={name: WAYS[name] for name in ("unchanged", "default", "functional")},
     ).all()
 
 

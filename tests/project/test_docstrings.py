@@ -51,6 +51,7 @@ def prepared(made, tmp_path_factory) -> Path:
         load = transformers.ViTForImageClassification.from_pretrained
         deepened(load("models/a")).save_pretrained("models/deeper")
         Path("models/a/notes.txt").touch()
+        shutil.copy(Path(__file__).parents[2] / "examples" / "tiny_talker.py", "mine.py")
         transfusion.align("models/a", "models/b", residual="tied").save("pi.safetensors")
         images = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(0))
         save_file({"pixel_values": images, "labels": torch.arange(20) % 7}, "data.safetensors")

@@ -94,7 +94,7 @@ def read_families(
 def register_file(file: str | Path) -> ModuleType:
     """Use the tables of a text from now on, or those of a file of Python that defines ``FAMILIES``.
 
-    >>> transfusion.register_file("examples/tiny_talker.py").FAMILIES[0].name
+    >>> transfusion.register_file("mine.py").FAMILIES[0].name
     'tiny_talker'
     """
     path = Path(file).resolve()

@@ -118,7 +118,7 @@ TRIALS = (
         "sentiment of film reviews with a head of its own: ours, on a base that others made",
         "apart; other depth",
         f"accuracy on {TESTED} reviews; support: nearest neighbours of half passages; {REFINING} steps",
-        {"functional": 0.0},
+        {"functional": 0.0, "refined": 0.8},
         lambda: _sentiment("minilm", "paraphrase"),
     ),
 )

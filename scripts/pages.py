@@ -196,8 +196,9 @@ def zoo(part: str) -> str:
         return _table(titles, [(name, *_through(one)) for name, one in info["door"].items()])
     ways = ["unchanged", "default", "functional", "refined"]
     if part == "readme":
-        titles = ["A → B, both made by others", "the fine-tune", "τ unchanged", *ways[1:]]
-        return _minus(_table(titles, [_row(one, ways, short=True) for one in info["trials"].values()]))
+        titles = ["A → B", "the fine-tune", "τ unchanged", *ways[1:]]
+        moved = [one for one in info["trials"].values() if one["finetune"] != "none"]
+        return _minus(_table(titles, [_row(one, ways, short=True) for one in moved]))
     titles = ["trial", "A → B", "the fine-tune", "related", "measured", *ways]
     return _minus(_table(titles, [(name, *_row(one, ways)) for name, one in info["trials"].items()]))
 

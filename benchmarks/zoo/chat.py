@@ -124,7 +124,7 @@ TRIALS: tuple[Trial, ...] = (
         "smollm2-lora",
         "SmolLM2-135M-Instruct (30 × 576)",
         f"the same, trained on for {STEPS_ON} steps: ours",
-        "LoRA of rank 8 on film reviews without capitals and stops: ours, on a base that others made",
+        "LoRA of rank 8 on film reviews without capitals and stops; ours",
         "the same lineage",
         f"loss per token of {TESTED} windows of {LENGTH} tokens; support: tokens of other texts foreseen",
         {"unchanged": 0.7, "default": 0.7},

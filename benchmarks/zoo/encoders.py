@@ -115,7 +115,7 @@ TRIALS = (
         "sentiment",
         "all-MiniLM-L6 (6 × 384)",
         "paraphrase-MiniLM-L3 (3 × 384)",
-        "sentiment of film reviews with a head of its own: ours, on a base that others made",
+        "sentiment of film reviews with a head of its own; ours",
         "apart; other depth",
         f"accuracy on {TESTED} reviews; support: nearest neighbours of half passages; {REFINING} steps",
         {"functional": 0.0, "refined": 0.8},

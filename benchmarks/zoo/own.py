@@ -192,7 +192,7 @@ TRIALS = (
         "formulas",
         "latex-ocr-torch (102 characters)",
         "latex-ocr (166 characters)",
-        "formulas in white on black: ours, on a reader that others made",
+        "formulas in white on black; ours",
         "apart; of no library",
         f"characters of {TESTED} formulas; support: the same in black on white",
         {},

@@ -163,7 +163,7 @@ TRIALS = (
         "spoken-words",
         "Whisper tiny.en (4 + 4 × 384), for sounds of a second",
         "Whisper tiny (4 + 4 × 384), for sounds of a second",
-        "spoken words with a head of its own: ours, on a base that others made",
+        "spoken words with a head of its own; ours",
         "apart; the same shape",
         f"accuracy on words of {len(TESTED)} new voices of espeak-ng; not refined: it takes over ten minutes",
         {"functional": 0.1},

@@ -69,7 +69,7 @@ def forget(monkeypatch):
 def folders(tmp_path_factory):
     """A, its fine-tune, one with a new word of the target language, B, a B with fewer blocks, and data."""
     there = tmp_path_factory.mktemp("translators")
-    module = families.register_file(EXAMPLE)
+    module = families.python_module(EXAMPLE)
     shallow = {**module.EXAMPLE, "encoder_blocks": 2, "decoder_blocks": 1}
 
     def store(name, model, sizes):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +81,10 @@ class LiveModel:
     def from_module(cls, module: nn.Module, family: Family, config: Config) -> LiveModel:
         """Bind a module in memory, by the names of its parameters and of the buffers that its table moves."""
         described = names_in(family.table(config, frozenset(_shapes_in_a_file(module, family))))
-        shapes = _shapes_in_a_file(buffers_as_parameters(module, family, described), family)
+        naming = Naming(family, live=True)
+        if described.intersection(naming.canonical(name) for name, _ in module.named_buffers()):
+            module = buffers_as_parameters(deepcopy(module), family, described)  # the caller's own stays
+        shapes = _shapes_in_a_file(module, family)
         table = family.table(config, frozenset(shapes))
         for second, first in table.ties.items():
             if first in shapes:
@@ -99,7 +103,7 @@ class LiveModel:
                 f"{type(self.module).__name__} cannot be run on random inputs ({reason})",
                 hint="verify the same weights in a class with plainer inputs, such as the base model"
                 if self.family.make_inputs is None
-                else "`make_inputs` of its file must return what `forward` takes, by name",
+                else "make_inputs of its file must return what forward takes, by name",
             ) from error
 
     def modules(self) -> dict[str, nn.Module]:

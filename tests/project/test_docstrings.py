@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import transfusion
 from deepening import deepened
 from small_models import CASES, finetuned
+from transfusion import families
 from transfusion.transport.alpha import Alpha
 from transfusion.verification.certify import certify
 from transfusion.verification.drafting.propose import propose
@@ -74,6 +75,7 @@ def _adapter(folder: str) -> None:
 def test_examples_show_what_happens(name, prepared, tmp_path, monkeypatch):
     shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(families, "_registered", [])  # what an example registers is gone after it
     runner = doctest.DocTestRunner(verbose=False)
     shown: list[str] = []
     for test in examples(name):

@@ -185,7 +185,7 @@ def arrives(_: str) -> str:
     return _minus(_table(head, cells, numbers=True))
 
 
-_DOOR = "model kind from made_by licence family parameters planted_π functional seconds"
+_DOOR = "model kind from parameters planted_π functional seconds"
 
 
 def zoo(part: str) -> str:
@@ -199,17 +199,18 @@ def zoo(part: str) -> str:
         titles = ["A → B", "the fine-tune", "τ unchanged", *ways[1:]]
         moved = [one for one in info["trials"].values() if one["finetune"] != "none"]
         return _minus(_table(titles, [_row(one, ways, short=True) for one in moved]))
-    titles = ["trial", "A → B", "the fine-tune", "related", "measured", *ways]
+    titles = ["trial", "A → B", "the fine-tune, and what was measured", *ways]
     return _minus(_table(titles, [(name, *_row(one, ways)) for name, one in info["trials"].items()]))
 
 
 def _through(one: Any) -> tuple[str, ...]:
-    about = (one["kind"], f"`{one['package']}`", one["made_by"], one["licence"])
+    origin = f"`{one['package']}`: {one['made_by']}; {one['licence']}"
     if one["refused"]:
-        return (*about, "", "", f"refused: {one['refused']}", "", "")
+        return one["kind"], origin, "", f"refused: {one['refused']}", "", ""
     found = "found" if one["found"] and one["equal"] else "not found"
     size = f"{one['parameters'] / 1e6:.1f} M"
-    return (*about, one["family"], size, found, f"{one['predicted']:.0%}", f"{one['seconds']:.0f}")
+    kind = f"{one['kind']}, {one['family']}"
+    return kind, origin, size, found, f"{one['predicted']:.0%}", f"{one['seconds']:.0f}"
 
 
 def _row(one: Any, ways: Sequence[str], *, short: bool = False) -> tuple[str, ...]:
@@ -226,7 +227,8 @@ def _row(one: Any, ways: Sequence[str], *, short: bool = False) -> tuple[str, ..
             more = "" if short else f"{change}; {found['seconds']:.0f} s"
             cells.append(f"{round(100 * found['share'])} %{more}")
     models = f"{one['a']} → {one['b']}"
-    return (models, one["finetune"], *(() if short else (one["relation"], one["measured"])), *cells)
+    about = one["finetune"] if short else f"{one['finetune']}; measured: {one['measured']}"
+    return (models if short else f"{models}: {one['relation']}", about, *cells)
 
 
 def growth(_: str) -> str:

@@ -14,6 +14,8 @@ from small_models import CASES, finetuned
 from transfusion import align, predict, transport, verify
 from transfusion.errors import ArchitectureError, MismatchError
 from transfusion.matching import align as aligning
+from transfusion.model.model import Model
+from transfusion.running.live_model import LiveModel
 from transfusion.runtime.progress import Progress
 
 
@@ -120,3 +122,9 @@ def test_a_pooler_that_b_lacks_comes_with_the_head_of_the_fine_tune(made, tmp_pa
     assert torch.allclose(state["classifier.weight"], wanted), "it reads the pooler that came along"
     assert "bert.pooler.dense.weight" in state
     assert type(moved.module()).__name__ == "BertForSequenceClassification"
+
+
+@pytest.mark.parametrize(("case", "name"), [("timm-vit", "logits"), ("timm-vit-bare", "output")])
+def test_a_classifier_of_timm_has_logits_which_a_refinement_compares_as_answers(case, name, made):
+    live = LiveModel.of(Model.open(made(case)))
+    assert live.outputs().keys() == {name}

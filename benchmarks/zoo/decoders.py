@@ -185,7 +185,6 @@ TRIALS: tuple[Trial, ...] = (
         "loss on windows of reviews; support: loss on the texts that B was trained on",
         {"unchanged": 0.3, "default": 0.3},
         _stories,
-        fast=True,
     ),
     Trial(
         "proteins",

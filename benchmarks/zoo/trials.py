@@ -66,8 +66,6 @@ class Trial:
     expects: Mapping[str, float]
     """For some ways, the least share that is expected of them."""
     run: Callable[[], Mapping[str, Way]]
-    fast: bool = False
-    """Whether it is part of the slow tests."""
 
 
 @dataclass

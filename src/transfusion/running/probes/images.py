@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transfusion.running.probes.photographs import has_photographs, photograph_crops
 from transfusion.running.probes.probed_model import BATCH, ProbedModel, seeded_generator
 from transfusion.runtime.optional_libraries import require_library
 
@@ -23,9 +24,11 @@ GREY, CONTRAST = 0.5, 0.25
 
 def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """Generate ``count`` images, under the library's names."""
-    images = generated_images(size(subject), count, seed)
+    natural = subject.natural and has_photographs()
+    images = (natural_images if natural else generated_images)(size(subject), count, seed)
     inputs = image_inputs(subject, normalised(subject, images))
-    return inputs, f"{count} images of overlapping shapes and of smooth noise"
+    shown = "overlapping shapes, smooth noise" + (", and photographs" if natural else "")
+    return inputs, f"{count} images of {shown}"
 
 
 def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:
@@ -41,6 +44,14 @@ def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tens
     for number in range(0, count, NOISY):
         noise = smooth_noise(shape, GRIDS[number // NOISY % len(GRIDS)], generator)
         images[number] = (GREY + CONTRAST * noise[0]).clamp(0, 1)
+    return images
+
+
+def natural_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:
+    """Generate ``count`` images with values between 0 and 1: by turns, shapes and crops of photographs."""
+    images = torch.empty(count, *shape)
+    images[::2] = generated_images(shape, (count + 1) // 2, seed)
+    images[1::2] = photograph_crops(shape, count // 2, seeded_generator(seed, 9))
     return images
 
 

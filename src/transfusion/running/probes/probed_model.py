@@ -68,6 +68,10 @@ class ProbedModel:
     """How several passes through the module are made."""
     tokens: int | None = None
     """Probes have only the first so many tokens, if other models that read them have no more."""
+    natural: bool = False
+    """Whether half of its images show photographs."""
+    window: int | None = None
+    """The tokens of a text where it is as long as the model's own texts, which may end within it."""
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -152,6 +156,8 @@ class ProbedModel:
         room = self.positions
         if self.model.family.library == "open_clip" and room is not None:
             return room
+        if self.window is not None:
+            return self.window
         return room if room is not None and room <= NARROW else WINDOW
 
     @cached_property

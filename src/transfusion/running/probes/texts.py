@@ -6,7 +6,7 @@ Texts are cut into windows of one length. Nothing is padded: activations of padd
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -126,10 +126,33 @@ TOGETHER = 40
 """Of these, texts in one pass; always as many, so that digits do not depend on the number of threads."""
 
 
-def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator) -> Tensor:
-    """Sample texts (count, length) from a language model at temperature 1, without special tokens.
+LONGEST = 256
+"""The most tokens of a text whose length the model decides."""
+ENDED = 0.9
+"""The share of a model's texts that have ended by the length that is taken."""
 
-    A text starts with the token that the configuration names, or with a frequent one.
+
+def natural_length(subject: ProbedModel, seed: int) -> int:
+    """Return how many tokens a language model's texts have until it ends most of them itself, or the most
+    that are read.
+    """
+    end = subject.token("eos")
+    most = LONGEST if subject.positions is None else min(LONGEST, subject.positions)
+    if most <= subject.length:
+        return subject.length
+    if end is None:
+        return most
+    written = generate_texts(replace(subject, window=most), TOGETHER, seeded_generator(seed, 9))
+    ended = (written[:, 1:] == end).int()  # (texts, tokens)
+    lengths = torch.where(ended.any(1), ended.argmax(1) + 2, most)
+    return max(subject.length, int(lengths.float().quantile(ENDED)))
+
+
+def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator) -> Tensor:
+    """Sample texts (count, length) from a language model at temperature 1.
+
+    A text starts with the token that the configuration names, or with a frequent one. There are no special
+    tokens, but for ends of texts where the length is the model's own; behind an end the next text begins.
     """
     begin, texts = subject.token("bos", "eos"), []
     rounds = range(0, count, AT_ONCE)
@@ -142,7 +165,9 @@ def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator)
 
 
 def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, advance: Advance) -> Tensor:
-    forbidden = torch.tensor(sorted(subject.special | subject.unknown), dtype=torch.int64)
+    end = None if subject.window is None else subject.token("eos")
+    begin = None if end is None else subject.token("bos", "eos")
+    forbidden = torch.tensor(sorted((subject.special - {end}) | subject.unknown), dtype=torch.int64)
     rows = torch.split(torch.arange(len(ids)), TOGETHER)  # of the texts that go through the model together
     caches: list[Any] = [None] * len(rows)
     logits = [torch.empty(0)] * len(rows)
@@ -162,7 +187,10 @@ def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, ad
             subject.each(read, len(rows))
             every = torch.cat(logits)  # (texts, vocabulary)
             every[:, forbidden] = -torch.inf
-            ids = torch.cat([ids, torch.multinomial(every.softmax(-1), 1, generator=generator)], 1)
+            following = torch.multinomial(every.softmax(-1), 1, generator=generator)
+            if begin is not None and begin != end:
+                following = torch.where(ids[:, -1:] == end, begin, following)
+            ids = torch.cat([ids, following], 1)
             advance("tokens of texts that the model writes")
     return ids
 

@@ -35,11 +35,11 @@ from transfusion.transport.plan import TransportPlan
 from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import refine as refining
-from transfusion.transport.refinement import training
+from transfusion.transport.refinement import teaching, training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
-from transfusion.transport.refinement.training import train
+from transfusion.transport.refinement.descent import train, try_rates
 
 VIT = "vit-classifier"
 
@@ -51,7 +51,8 @@ def few_inputs(monkeypatch):
     monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
     monkeypatch.setattr(refinement_inputs, "POOL", 64)
-    monkeypatch.setattr(training, "BATCH", 16)
+    monkeypatch.setattr(teaching, "BATCH", 16)
+    monkeypatch.setattr(training, "FITTED", 32)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,35 @@ def test_b_is_the_start_where_pi_does_harm(inputs):
     assert moved.metadata()["refinement"]["start"] == "base"
     assert "tensors moved" not in _lines(moved.metadata())[0]
     assert any("starts from B" in one for one in noted)
+
+
+class Lessons:
+    """Stands for what a student is taught: wanted logits, and students that are logits themselves."""
+
+    judges, batch, targets = ("synthetic",), 64, OutputTargets("classes", ("logits",))
+
+    def __init__(self) -> None:
+        self.wanted = {"logits": 6 * torch.randn(64, 4, generator=torch.Generator().manual_seed(0))}
+        self.held_out = {"synthetic": self.wanted}
+
+    def wanted_of(self, kind, given):
+        return [self.wanted]
+
+    def answers(self, student, inputs):
+        return {"logits": student}
+
+    def measure(self, student, kind):
+        pair = self.wanted, self.answers(student, None)
+        return teaching.Agreement(self.targets.agreement(*pair), float(self.targets.loss(*pair)))
+
+
+def test_a_start_that_answers_right_with_small_logits_is_taken():
+    lessons = Lessons()
+    right = lessons.wanted["logits"]
+    small, half_right = right / 50, right.where(torch.arange(64)[:, None] % 4 > 0, right.roll(1, 1))
+    apart = [lessons.measure(one, "synthetic").divergence for one in (small, half_right / 8)]
+    assert apart[0] > apart[1], "as they are, the wrong answers look nearer"
+    assert training.Training(lessons).choose({"base": half_right / 8, "moved": small}) == "moved"
 
 
 def test_a_heavier_weight_keeps_more_of_b(inputs):
@@ -472,9 +502,7 @@ def _trained(model: torch.nn.Linear, until: int = 24, **how) -> int:
         return (model(batch) - 1).square().mean()
 
     values = {"rate": 0.05, "steps": 24, **how}
-    return train(
-        dict(model.named_parameters()), loss, lambda: float(model.weight.detach().sum()), 9.0, **values
-    )
+    return train(dict(model.named_parameters()), loss, lambda: float(loss(99).detach()), 9.0, **values)
 
 
 def test_a_training_goes_on_where_it_was_saved(tmp_path):
@@ -487,20 +515,47 @@ def test_a_training_goes_on_where_it_was_saved(tmp_path):
     assert torch.equal(whole.weight, resumed.weight)
 
 
-def test_a_training_ends_when_nothing_improves():
-    values, steps = iter([0.9, *[0.95] * 11]), []
-    weight = torch.nn.Parameter(torch.ones(1))
+def _steps_of(values: list[float], steps: int = 100) -> tuple[int, list[int], float]:
+    """Train while the answers are as far from the fine-tune's as the values say, from 1.0 on."""
+    found, taken, weight = iter(values), [], torch.nn.Parameter(torch.ones(1))
     best = train(
         {"w": weight},
-        lambda step: steps.append(step) or weight.square().sum(),
-        lambda: next(values),
+        lambda step: taken.append(step) or weight.square().sum(),
+        lambda: next(found),
         1.0,
-        rate=0.1,
-        steps=12,
+        rate=0.01,
+        steps=steps,
     )
-    assert best == 1
-    assert steps == list(range(7)), "six checks after the best one"
-    assert float(weight.detach()) > 0.94, "where it was best"
+    return best, taken, float(weight.detach())
+
+
+def test_a_training_ends_after_a_tenth_of_its_steps_if_nothing_improves():
+    best, taken, weight = _steps_of([1.1] * 20)
+    assert (best, len(taken), weight) == (0, 10, 1.0)
+
+
+def test_a_training_slows_down_when_nothing_improves_any_more():
+    best, taken, weight = _steps_of([0.9, *[0.95] * 19])
+    assert best == 5
+    assert len(taken) == 50, "no progress since step 5 is seen at step 30; a last part of 20 steps follows"
+    assert weight > 0.9, "where it was best"
+
+
+def test_a_training_that_improves_takes_all_its_steps():
+    best, taken, _ = _steps_of([0.9**number for number in range(1, 21)])
+    assert (best, len(taken)) == (100, 100)
+
+
+def test_the_learning_rate_with_the_nearest_answers_is_taken():
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+
+    def apart() -> float:
+        return abs(float(weight.detach()) - 0.5)
+
+    rate, seconds = try_rates({"w": weight}, lambda step: (weight - 0.5).square().sum(), apart, 0.01, 100)
+    assert rate == 0.04, "the slower ones do not arrive within a few steps"
+    assert apart() == 0.5, "it was only tried"
+    assert seconds > 0
 
 
 def test_corrupted_images_are_of_the_same_shape_and_mostly_others():

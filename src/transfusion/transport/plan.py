@@ -49,7 +49,7 @@ from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.model_output import Change, dense_output
 from transfusion.transport.output import Output
 from transfusion.transport.record import OutputRecord, recorded_base
-from transfusion.transport.refinement.training import Teacher
+from transfusion.transport.refinement.teaching import Teacher
 from transfusion.transport.task_vector import NewTokens, TaskVector, added_tokens
 
 Base: TypeAlias = Model | Reference

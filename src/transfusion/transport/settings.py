@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -33,6 +34,14 @@ def counted_from_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise SettingError(f"{text!r} is not a number of 1 or more", hint="1 is the first fine-tune")
     return int(text) - 1
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a duration such as 90s, 10m or 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if found is None:
+        raise SettingError(f"{text!r} is not a duration", hint="give 90s, 10m or 2h for example")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -116,6 +125,13 @@ class TransportSettings(MovingSettings):
     )
     refine_steps: int | None = setting(
         None, "The largest number of training steps.", kind=int, least=1, shown="600", panel=REFINING
+    )
+    refine_time: float | str | None = setting(
+        None,
+        "How long training may take: 90s, 10m or 2h; in Python, seconds. It decides on the number of steps.",
+        metavar="TIME",
+        shown="no limit",
+        panel=REFINING,
     )
     refine_rank: int | None = setting(
         None,

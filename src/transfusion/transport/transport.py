@@ -226,6 +226,7 @@ class _Run:
             whole=whole,
             targets=targets,
             checkpoint=staging.keep("refinement.safetensors") if staging else None,
+            insists=self.settings.force_unrelated,
             jobs=self.settings.resources.jobs,
             progress=self.settings.progress,
         )

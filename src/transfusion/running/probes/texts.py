@@ -126,8 +126,10 @@ TOGETHER = 40
 """Of these, texts in one pass; always as many, so that digits do not depend on the number of threads."""
 
 
-LONGEST = 256
-"""The most tokens of a text whose length the model decides."""
+LONGEST, ENDLESS = 256, 128
+"""The most tokens of a text whose length the model decides, and the tokens if it is not known how it ends
+texts.
+"""
 ENDED = 0.9
 """The share of a model's texts that have ended by the length that is taken."""
 
@@ -137,11 +139,10 @@ def natural_length(subject: ProbedModel, seed: int) -> int:
     that are read.
     """
     end = subject.token("eos")
-    most = LONGEST if subject.positions is None else min(LONGEST, subject.positions)
-    if most <= subject.length:
-        return subject.length
-    if end is None:
-        return most
+    most = ENDLESS if end is None else LONGEST
+    most = most if subject.positions is None else min(most, subject.positions)
+    if end is None or most <= subject.length:
+        return max(most, subject.length)
     written = generate_texts(replace(subject, window=most), TOGETHER, seeded_generator(seed, 9))
     ended = (written[:, 1:] == end).int()  # (texts, tokens)
     lengths = torch.where(ended.any(1), ended.argmax(1) + 2, most)

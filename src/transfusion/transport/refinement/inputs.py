@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,12 +27,16 @@ from transfusion.running.probes.changed_inputs import (
     noisy,
     recombined_texts,
 )
+from transfusion.running.probes.photographs import mixed
 from transfusion.running.probes.probed_model import ProbedModel, joined, seeded_generator
+from transfusion.running.probes.texts import natural_length
 from transfusion.runtime.progress import phase
 
 Inputs = dict[str, Tensor]
 POOL, WRITTEN = 2048, 512
 """The number of texts, of which every step draws some; fewer, if a model writes them."""
+TOKENS_WRITTEN, LEAST_WRITTEN = 40_000, 128
+TOKENS_HELD_OUT, LEAST_HELD_OUT = 6144, 32
 INVERTED = 256
 """The number of inverted inputs."""
 INVERSION_STEPS = 80
@@ -46,6 +50,9 @@ TOKENS = "input_ids"
 """How the names of inputs end that are texts."""
 SYNTHETIC, CORRUPTED, BLENDED, OWN = "synthetic", "corrupted", "blended", "own"
 """The kinds of held-out inputs."""
+NATURAL, MIXED = True, True
+CHOICE = 2
+"""Synthetic inputs that are drawn for each one of a step."""
 OWN_INPUTS = 4096
 """The most inputs of the user that are read."""
 OWN_HELD_OUT = 5
@@ -72,7 +79,8 @@ class RefinementInputs:
 
     @cached_property
     def subject(self) -> ProbedModel:
-        return ProbedModel(self.model, self.module, tokens=self.tokens)
+        subject = ProbedModel(self.model, self.module, tokens=self.tokens, natural=NATURAL)
+        return replace(subject, window=natural_length(subject, self.seed)) if subject.writes else subject
 
     @cached_property
     def continuous(self) -> str | None:
@@ -88,10 +96,21 @@ class RefinementInputs:
 
     # ── for a step ───────────────────────────────────────────────────────────────────────────
 
-    def draw(self, step: int, count: int) -> list[Inputs]:
-        """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any."""
+    def draw(
+        self, step: int, count: int, weigh: Callable[[Inputs], Tensor | None] = lambda inputs: None
+    ) -> list[Inputs]:
+        """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any.
+
+        ``weigh`` says of twice as many synthetic ones how often each should be drawn.
+        """
         generator = torch.Generator().manual_seed(FRESH * self.seed + step)
-        made = self._corrupted(self._plain(step, count, generator), generator)
+        made = self._corrupted(self._plain(step, CHOICE * count, generator), generator)
+        weights = weigh(made) if CHOICE > 1 else None
+        if weights is None:
+            made = {name: one[::CHOICE] for name, one in made.items()}
+        else:
+            chosen = torch.multinomial(weights, count, generator=generator)
+            made = {name: one[chosen] for name, one in made.items()}
         return [made] if self.own is None else [made, self._mixed(self.own, count, generator)]
 
     def draw_plain(self, step: int, count: int) -> Inputs:
@@ -117,6 +136,8 @@ class RefinementInputs:
             made = _some(self._pool, count - inverted, generator)
         else:
             made = self._synthetic(count - inverted, FRESH * (self.seed + 1) + step)
+            if MIXED and NATURAL and made[self.continuous].ndim == 4:
+                made = {**made, self.continuous: mixed(made[self.continuous], generator)}
         if self.inverted is None:
             return made
         return joined([made, _some(self.inverted, inverted, generator)])
@@ -126,7 +147,9 @@ class RefinementInputs:
 
     @cached_property
     def _pool(self) -> Inputs:
-        count = min(POOL, WRITTEN) if self.subject.writes else POOL
+        count = POOL
+        if self.subject.writes:
+            count = min(POOL, WRITTEN, max(LEAST_WRITTEN, TOKENS_WRITTEN // self.subject.length))
         return self._prepared("pool", lambda: self._synthetic(count, POOLED + self.seed))
 
     def _mixed(self, own: Inputs, count: int, generator: torch.Generator) -> Inputs:
@@ -163,7 +186,12 @@ class RefinementInputs:
         Inputs of names that only a table knows are neither corrupted nor blended, and are there once.
         """
         seed = FRESH * (self.seed + 1) + TESTS
-        synthetic = self._prepared("held-out", lambda: self._synthetic(HELD_OUT, seed))
+        count = (
+            min(HELD_OUT, max(LEAST_HELD_OUT, TOKENS_HELD_OUT // self.subject.length))
+            if self.subject.writes
+            else HELD_OUT
+        )
+        synthetic = self._prepared("held-out", lambda: self._synthetic(count, seed))
         kinds = {SYNTHETIC: synthetic}
         if self.continuous is not None or any(name.endswith(TOKENS) for name in synthetic):
             kinds[CORRUPTED] = self._corrupted(synthetic, seeded_generator(self.seed, 8))

@@ -38,7 +38,8 @@ from transfusion.transport.refinement.settings import (
     RefinementRecord,
     RefinementSettings,
 )
-from transfusion.transport.refinement.training import ADAPTER_RATE, TOKEN_BATCH, Refinement, Teacher
+from transfusion.transport.refinement.teaching import TEXTS, Teacher, Teaching
+from transfusion.transport.refinement.training import ADAPTER_RATE, Training
 
 
 def refine(
@@ -51,6 +52,7 @@ def refine(
     whole: Output | None = None,
     targets: Collection[str] | None = None,
     checkpoint: Path | None = None,
+    insists: bool = False,
     jobs: int | None = None,
     progress: Progress = SILENT,
 ) -> Output:
@@ -61,6 +63,8 @@ def refine(
     ``whole`` is B as a model of the class that an adapter was trained in, if the adapter brings heads.
     A rank in ``settings`` trains a LoRA in place of all weights; it changes the tensors ``targets``, or those
     of all linear layers.
+    If the answers come no nearer to the fine-tune's than those of B, nothing is worth writing, unless the
+    user ``insists``.
     ``checkpoint`` is a file name for what an interrupted run keeps, to go on from it.
     """
     is_adapter = output.moved_adapter is not None
@@ -88,23 +92,25 @@ def refine(
             wide = {name: one.in_dtype(torch.float32) for name, one in outputs.items()}
             starts = {name: build(one.model(), torch.float32) for name, one in wide.items()}
     carried = output.names(Action.CARRIED)
-    refinement = Refinement(
+    teaching = Teaching(
         teacher, b, of_b, starts[MOVED], settings, same_class=not [*output.dropped, *carried], kept=kept
     )
-    start = refinement.choose(starts)
+    training = Training(teaching, progress)
+    start = training.choose(starts)
     if start == BASE:
         progress.warn("π takes B's answers away from the fine-tune's, so the refinement starts from B")
     student = starts[start]
+    training.fit_head(student, carried)
     if is_adapter:
-        record = refinement.train(student, start, ADAPTER_RATE, progress)
+        record = training.train(student, start, ADAPTER_RATE, insists=insists)
         return _with_trained(output, adapter_tensors(student), record, fits_as_it_is=False)
     if settings.rank is not None:
         naming = Naming(b.family, live=True)
         student, _ = with_lora(student, settings.rank, starts[BASE], carried, naming=naming, targets=targets)
-        record = refinement.train(student, start, ADAPTER_RATE, progress)
+        record = training.train(student, start, ADAPTER_RATE, insists=insists)
         return _as_lora(output, adapter_tensors(student), lora_config(student), record)
     starts.clear()
-    record = refinement.train(student.requires_grad_(True), start, teacher.rate, progress)
+    record = training.train(student.requires_grad_(True), start, teacher.rate, insists=insists)
     config = None if hasattr(student, "config") else output.config
     return _with_weights(output, Model.open(student, config=config), record)
 
@@ -121,7 +127,7 @@ def _fitting_threads(teacher: Teacher, kept: Path | None) -> int:
     note = kept and kept.with_suffix(".threads")
     if note is not None and note.exists():
         return int(note.read_text())
-    inputs = ProbedModel(teacher.tuned, teacher.module).template(TOKEN_BATCH)
+    inputs = ProbedModel(teacher.tuned, teacher.module).template(TEXTS)
     found = fitting_threads(
         lambda: teacher.run(teacher.tuned, teacher.module, inputs), torch.get_num_threads()
     )

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from transfusion.errors import SettingError
-from transfusion.transport.settings import TransportSettings
+from transfusion.transport.settings import TransportSettings, seconds
 
 MOVED, BASE = "moved", "base"
 """The starts of a refinement: B + α·π(τ), or B."""
+
+MANY = 20_000
+"""The most steps where the time decides."""
 
 REFINEMENT = "refinement"
 """The key of the settings and of the record in the metadata."""
@@ -28,6 +31,8 @@ class RefinementSettings:
     """The rank of a LoRA to train instead of all weights."""
     calibrate: str | None = None
     """The user's unlabelled inputs."""
+    time: float | None = None
+    """The seconds that it may take, from which the number of steps follows."""
     seed: int = 0
     threads: int | None = None
     """How many threads train, which may change the last digits; None to try how many are fastest."""
@@ -38,6 +43,10 @@ class RefinementSettings:
             raise SettingError(
                 f"`refine_steps` = {self.steps}: there must be at least one step",
                 hint="give a number above 0",
+            )
+        if self.time is not None and not 0 < self.time < float("inf"):
+            raise SettingError(
+                f"`refine_time` = {self.time}: the time must be above 0", hint="give 10m for example"
             )
         if self.rank is not None and self.rank < 1:
             raise SettingError(
@@ -82,9 +91,13 @@ class RefinementRecord:
 
 def refinement_settings(asked: TransportSettings) -> RefinementSettings | None:
     """Return the settings as users give them; None without ``refine``, where no setting of it is taken."""
-    given = {name: getattr(asked, f"refine_{name}") for name in ("steps", "rank", "keep")}
+    given = {name: getattr(asked, f"refine_{name}") for name in ("steps", "time", "rank", "keep")}
     given = {name: value for name, value in given.items() if value is not None}
     if asked.refine:
+        if isinstance(given.get("time"), str):
+            given["time"] = seconds(given["time"])
+        if "time" in given:
+            given.setdefault("steps", MANY)
         own = None if asked.calibrate is None else str(Path(asked.calibrate).resolve())
         return RefinementSettings(**given, calibrate=own, seed=asked.seed)
     if given:

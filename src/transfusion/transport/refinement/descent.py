@@ -1,0 +1,153 @@
+"""The loop: Adam descends on a loss and keeps the state whose answers to held-out inputs are best.
+
+The learning rate is found by a short trial. It rises, stays, and falls when nothing improves any more. The
+state is kept in a file at every check, and the steps after that are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfusion.runtime.progress import SILENT, Progress, phase
+
+WARM_UP = 0.1
+"""The share of the steps in which the learning rate rises."""
+SLOWING = 0.4
+"""The share of the steps, at the end, in which it falls."""
+CLIP = 1.0
+"""The largest norm of a gradient."""
+CHECKS = 20
+"""How often the answers to held-out inputs are checked."""
+STUCK = 2
+"""The checks after which a training ends if nothing has improved: a tenth of the steps."""
+RECENT, ENOUGH = 3, 0.01
+"""The rate falls early if so many checks improved the answers by less than this share."""
+RATES = (1 / 4, 1.0, 4.0)
+"""The learning rates that are tried, in units of the expected one."""
+TRIAL_SHARE, LEAST_TRIAL, MOST_TRIAL = 1 / 30, 4, 12
+"""The steps of such a trial, as a share of all steps, and their bounds."""
+TRIALS = 500_000
+"""The number of the first step of a trial: no other step draws its inputs."""
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+def try_rates(
+    parameters: Parameters,
+    loss: Callable[[int], Tensor],
+    divergence: Callable[[], float],
+    expected: float,
+    steps: int,
+) -> tuple[float, float]:
+    """Return the learning rate that brings the answers nearest within a few steps, and the seconds of a
+    step with its share of the checks. Parameters stay.
+    """
+    count = round(min(MOST_TRIAL, max(LEAST_TRIAL, TRIAL_SHARE * steps)))
+    start, seconds = copied(parameters), 0.0
+    found: dict[float, float] = {}
+    with phase("trying learning rates", len(RATES) * count) as advance:
+        for share in RATES:
+            optimizer = torch.optim.Adam(parameters.values(), lr=share * expected)
+            began = time.monotonic()
+            for step in range(count):
+                optimizer.param_groups[0]["lr"] = share * expected * min(1.0, 2 * (step + 1) / count)
+                _descend(parameters, optimizer, loss(TRIALS + step))
+                advance("steps to try learning rates")
+            seconds += time.monotonic() - began
+            found[share * expected] = divergence()
+            put(parameters, start)
+    return min(found, key=lambda rate: found[rate]), seconds / (len(RATES) * count)
+
+
+def train(
+    parameters: Parameters,
+    loss: Callable[[int], Tensor],
+    divergence: Callable[[], float],
+    best_value: float,
+    *,
+    rate: float,
+    steps: int,
+    file: Path | None = None,
+    progress: Progress = SILENT,
+) -> int:
+    """Descend on ``loss(step)``, leave the parameters where the divergence was least; return that step.
+
+    ``best_value`` is the divergence before the first step. Training ends if nothing has improved after a
+    tenth of the steps, and slows down early if nothing improves any more. It resumes from the state in
+    ``file``.
+    """
+    optimizer = torch.optim.Adam(parameters.values(), lr=rate)
+    step = best_step = 0
+    slows, lasts = steps - round(SLOWING * steps), steps
+    values, best = [best_value], copied(parameters)
+    if file is not None and file.exists():
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+        step, best_step, slows, lasts, values = state["progress"]
+        best = state["best"]
+        optimizer.load_state_dict(state["optimizer"])
+        put(parameters, state["now"])
+        progress.note(f"note: refinement goes on from step {step}")
+    with progress.bar(steps, "refining") as advance:
+        while step < lasts and (best_step or len(values) <= STUCK):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * _share_of_rate(step, steps, slows, lasts)
+            value = loss(step)
+            _descend(parameters, optimizer, value)
+            step += 1
+            advance(f"refining, loss {float(value.detach()):.3f}", step, lasts)
+            if step % max(1, steps // CHECKS) and step < lasts:
+                continue
+            if (found := divergence()) < min(values):
+                best_step = step
+                put(best, parameters)
+            values.append(found)
+            if step < slows and not _improves(values):
+                slows, lasts = step, step + round(SLOWING / (1 - SLOWING) * step)
+            if file is not None:
+                now = {name: one.detach() for name, one in parameters.items()}
+                state = {"now": now, "best": best, "optimizer": optimizer.state_dict()}
+                state["progress"] = step, best_step, slows, lasts, values
+                staged = file.with_suffix(".new")
+                torch.save(state, staged)
+                os.replace(staged, file)
+    put(parameters, best)
+    return best_step
+
+
+def copied(parameters: Parameters) -> dict[str, Tensor]:
+    """Return copies of the values of parameters."""
+    return {name: one.detach().clone() for name, one in parameters.items()}
+
+
+def put(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Put values into parameters, or into copies of them."""
+    for name, tensor in into.items():
+        tensor.data.copy_(values[name].data)
+
+
+def _descend(parameters: Parameters, optimizer: torch.optim.Optimizer, value: Tensor) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(value)
+    nn.utils.clip_grad_norm_(parameters.values(), CLIP)
+    optimizer.step()
+
+
+def _improves(values: Sequence[float]) -> bool:
+    """Return whether the recent checks are clearly better than those before; true if there are few."""
+    if len(values) <= 2 * RECENT:
+        return True
+    return min(values[-RECENT:]) < (1 - ENOUGH) * min(values[:-RECENT])
+
+
+def _share_of_rate(step: int, steps: int, slows: int, lasts: int) -> float:
+    """Return the learning rate of a step as a share of the highest."""
+    rising = (step + 1) / (WARM_UP * steps)
+    falling = (lasts - step) / (lasts - slows + 1)
+    return min(1.0, rising, falling)

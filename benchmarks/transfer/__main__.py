@@ -3,12 +3,14 @@
     python -m transfer --train             train what is missing in the cache, on one core
     python -m transfer --table             move every fine-tune by every method, and print the tables
     python -m transfer --table --pairs text --methods naive guarded --seeds 3
+    python -m transfer --table --pairs cifar --tasks pencil clothes
     python -m transfer --table --alphas    look for the best strength of every method, too
     python -m transfer --table --seconds   fine-tune B once more, and time it
 
 Without either it does both. A table for every pair gives accuracies on the task and, after a stroke, on the
 support, and below the share of the gap between B and the ceiling (B fine-tuned itself) that arrives; with
-several seeds, each with its standard deviation. One more table gives the mean share over tasks and seeds.
+several seeds, each with its standard deviation. One more table gives the mean share over tasks and seeds,
+and that of corruptions and of other tasks apart where there are both.
 With --alphas, another one gives it where every fine-tune arrives with the strength α that is best for the
 task among those that cost B at most 2 points of its support. With --seconds, the last table says how long
 each method took, beside fine-tuning B.
@@ -20,7 +22,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -266,26 +268,27 @@ def scored(case: Case, model: Any) -> dict[str, float]:
     }
 
 
-def cases(pairs: list[str], seeds: int) -> Iterator[Case]:
+def cases(pairs: list[str], seeds: int, tasks: list[str] | None = None) -> Iterator[Case]:
+    """Of all tasks, or of those with these names."""
     for seed in range(seeds):
         for name in pairs:
             for task in PAIRS[name].tasks:
-                yield Case(PAIRS[name], task, seed)
+                if tasks is None or task.name in tasks:
+                    yield Case(PAIRS[name], task, seed)
 
 
-def train(pairs: list[str], seeds: int) -> None:
+def train(cases: Iterable[Case]) -> None:
     """Everything of the first seed comes before anything of the second."""
     since = time.monotonic()
-    for case in cases(pairs, seeds):
+    for case in cases:
         folders = case.folders
         say(f"{case.pair.name} {case.task.name}, seed {case.seed}: {', '.join(map(str, folders.values()))}")
     say(f"all is trained, after {time.monotonic() - since:.0f} s")
 
 
 def tables(
-    pairs: list[str],
+    cases: Iterable[Case],
     methods: list[str],
-    seeds: int,
     alphas: tuple[float, ...] = (),
     *,
     timed: bool = False,
@@ -293,7 +296,7 @@ def tables(
 ) -> Results:
     """Measure every case; the numbers are ``written`` after each of them."""
     results: Results = {}
-    for case in cases(pairs, seeds):
+    for case in cases:
         since = time.monotonic()
         found = measured(case, methods, alphas, timed=timed)
         results.setdefault(case.pair.name, {}).setdefault(case.task.name, []).append(found)
@@ -309,22 +312,25 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(APART))
+    names = list(dict.fromkeys(task.name for pair in PAIRS.values() for task in pair.tasks))
+    parser.add_argument("--tasks", nargs="+", choices=names, help="only those of the pairs' tasks")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--alphas", action="store_true", help="look for the best strength of every method")
     parser.add_argument("--seconds", action="store_true", help="fine-tune B once more, and time it")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the numbers there, after every task")
     asked = parser.parse_args()
+    chosen = partial(cases, asked.pairs, asked.seeds, asked.tasks)
+    if next(chosen(), None) is None:
+        parser.error("none of these tasks belongs to these pairs")
 
     torch.set_num_threads(asked.threads)
     transformers.utils.logging.disable_progress_bar()
     if asked.train or not asked.table:
-        train(asked.pairs, asked.seeds)
+        train(chosen())
     if asked.table or not asked.train:
         alphas = ALPHAS if asked.alphas else ()
-        results = tables(
-            asked.pairs, asked.methods, asked.seeds, alphas, timed=asked.seconds, written=asked.json
-        )
+        results = tables(chosen(), asked.methods, alphas, timed=asked.seconds, written=asked.json)
         console = Console(width=200)
         for name, rows in results.items():
             console.print(draw(PAIRS[name], rows, asked.methods))

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from experiments.pairs.pair import Pair
+from experiments.pairs.pair import GROUPS, Pair
+from experiments.pairs.tasks import PAIRS
 
 ENDS = ("B", "ceiling")
 AUTOMATIC = ("functional, default α", "functional, α auto")
@@ -42,16 +43,17 @@ def draw(pair: Pair[Any], rows: dict[str, list[Measured]], methods: list[str]) -
 
 
 def draw_means(results: Results, methods: list[str], *, matched: bool = False) -> Table:
-    """What arrives over all tasks: a row for every pair, and one for all of them."""
+    """What arrives over all tasks: a row for every pair, and one for all of them.
+
+    Where there are corruptions and other tasks, they have rows of their own as well.
+    """
     how = f", α matched to a loss of support of at most {LOSS:g} points (mean α below)" if matched else ""
     table = Table(title=f"share of the gap, mean over tasks and seeds ± standard deviation over seeds{how}")
     table.add_column("pair")
     named = [name for name in methods if name not in ENDS and not (matched and name in AUTOMATIC)]
     for name in named:
         table.add_column(name, justify="right")
-    groups = {pair: list(rows.values()) for pair, rows in results.items()}
-    groups["all"] = [row for rows in groups.values() for row in rows]
-    for pair, rows in groups.items():
+    for pair, rows in grouped(results).items():
         cells = []
         for name in named:
             cell = f"{spread(by_seed(rows, name, 'matched' if matched else 'share'))} %"
@@ -60,6 +62,24 @@ def draw_means(results: Results, methods: list[str], *, matched: bool = False) -
             cells.append(cell)
         table.add_row(pair, *cells)
     return table
+
+
+def grouped(results: Results) -> dict[str, list[list[Measured]]]:
+    """The rows of tasks by pair, and of all pairs; after either those of every group, if there are two."""
+    known = {
+        pair: [
+            ({task.name: task.group for task in PAIRS[pair].tasks}[name], row) for name, row in rows.items()
+        ]
+        for pair, rows in results.items()
+    }
+    known["all"] = [one for rows in known.values() for one in rows]
+    found = {}
+    for pair, rows in known.items():
+        found[pair] = [row for _, row in rows]
+        if len({group for group, _ in rows}) > 1:
+            for one, several in GROUPS.items():
+                found[f"{pair}, {several}"] = [row for group, row in rows if group == one]
+    return found
 
 
 def draw_seconds(results: Results, methods: list[str]) -> Table:

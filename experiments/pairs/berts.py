@@ -38,6 +38,10 @@ class TextTask:
     opening: bool = False
     dropped: float = 0.0
 
+    @property
+    def group(self) -> str:
+        return "corruption" if self.dropped else "other"
+
 
 AMONG = 50
 """Passages of which one is to be found."""

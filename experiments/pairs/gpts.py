@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -49,6 +49,8 @@ STYLES: dict[str, Callable[[str], str]] = {one.__name__: one for one in (plain, 
 @dataclass(frozen=True)
 class StyleTask:
     """Go on with reviews in a style of their own."""
+
+    group: ClassVar[str] = "other"
 
     name: str
     about: str

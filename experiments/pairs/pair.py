@@ -12,6 +12,8 @@ from torch import Tensor
 
 from experiments.pairs.training import Recipe, kept, key
 
+GROUPS = {"corruption": "corruptions", "other": "other tasks"}
+"""What tasks can be, and what several of them are called: a corruption spoils what a base can do already."""
 STARTS = {"a": 1, "b": 2}
 """Added to a hundred times the seed: where the two bases of a pair start from."""
 
@@ -23,6 +25,11 @@ class Task(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def group(self) -> str:
+        """One of the groups; no part of what a model is kept under."""
+        ...
 
     @property
     def tuning(self) -> Recipe: ...

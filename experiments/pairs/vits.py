@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from torch import Tensor, nn
 
 from experiments.pairs import data
+from experiments.pairs.berts import quiet
 from experiments.pairs.data import (
     CLOTHES,
     DIGITS,
@@ -57,9 +59,25 @@ class Shift:
 
 
 @dataclass(frozen=True)
+class Pencil(Shift):
+    """Images drawn with a pencil: dark lines on white paper, where the brightness changes."""
+
+    pressed: float = 0.5
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """By Sobel's filters, which look across and down."""
+        across = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+        grey = nn.functional.pad(images.float().mean(1, keepdim=True) / 255, (1,) * 4, mode="replicate")
+        slopes = nn.functional.conv2d(grey, torch.stack([across, across.T])[:, None])
+        paper = 1 - (self.pressed * slopes.norm(dim=1, keepdim=True)).clamp(max=1)
+        return super().__call__((255 * paper).expand(images.shape), generator)
+
+
+@dataclass(frozen=True)
 class ImageTask:
     """Images of some classes to be told from each other, shifted; the support is images as they are."""
 
+    group: ClassVar[str] = "corruption"
     name: str
     about: str
     shift: Shift
@@ -68,22 +86,60 @@ class ImageTask:
     tuning: Recipe
 
 
+@dataclass(frozen=True)
+class StyleTask(ImageTask):
+    """Images in a style of their own."""
+
+    group: ClassVar[str] = "other"
+
+
+@dataclass(frozen=True)
+class HeadTask(ImageTask):
+    """Images of a package in kinds of the task's own, each of some classes; the classes are those kinds.
+
+    A fine-tune brings a head for them, which is carried over. The support is how well the features that the
+    head reads tell classes of the pair from each other: is what is nearest to an image of its class?
+    """
+
+    group: ClassVar[str] = "other"
+    package: str
+    kinds: tuple[tuple[int, ...], ...]
+
+
+@cache
+def divided(packages: tuple[str, ...], count: int, tests: int) -> dict[str, Examples]:
+    """So many images of each package, for tests and for either base."""
+    every = data.together(packages, count)
+    half = (len(every) - tests) // 2
+    return {"test": every[:tests], "a": every[tests : tests + half], "b": every[tests + half :]}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImagePair(Pair[ImageTask]):
-    """Vision transformers that classify; fine-tuning leaves their heads alone, as in the paper."""
+    """Vision transformers that classify; fine-tuning leaves their heads alone, as in the paper.
+
+    Only a task that has kinds of its own brings a head for them.
+    """
 
     per_package: int
     flips: bool = False
 
-    @cached_property
+    @property
     def parts(self) -> dict[str, Examples]:
-        every = data.together(self.packages, self.per_package)
-        half = (len(every) - self.tests) // 2
-        return {
-            "test": every[: self.tests],
-            "a": every[self.tests : self.tests + half],
-            "b": every[self.tests + half :],
-        }
+        return divided(self.packages, self.per_package, self.tests)
+
+    def part(self, which: str, task: ImageTask) -> Examples:
+        """What a task is about, of one part."""
+        if not isinstance(task, HeadTask):
+            return self.among(self.parts[which], task.classes)
+        examples = divided((task.package,), self.per_package, self.tests)[which]
+        kinds = torch.full((10,), -1)
+        for number, classes in enumerate(task.kinds):
+            kinds[list(classes)] = number
+        room = (self.config["image_size"] - examples.images.shape[-1]) // 2
+        shape = (-1, self.config["num_channels"], -1, -1)
+        known = self.among(Examples(examples.images, kinds[examples.labels]), task.classes)
+        return Examples(nn.functional.pad(known.images, (room,) * 4).expand(shape), known.labels)
 
     def new_base(self, which: str, seed: int) -> Any:
         torch.manual_seed(own := self.seed_of(which, seed))
@@ -92,11 +148,17 @@ class ImagePair(Pair[ImageTask]):
         return self._taught(model, self.parts[which], Shift(), self.training, own, name)
 
     def new_tuned(self, base: Path, which: str, task: ImageTask, seed: int) -> Any:
-        model = self.load(base)
-        model.classifier.requires_grad_(False)
-        known = self.among(self.parts[which], task.classes)
+        torch.manual_seed(own := self.seed_of(which, seed) + 10)
+        if isinstance(task, HeadTask):
+            with quiet():
+                model = transformers.ViTForImageClassification.from_pretrained(
+                    base, num_labels=len(task.kinds), ignore_mismatched_sizes=True
+                )
+        else:
+            model = self.load(base)
+            model.classifier.requires_grad_(False)
+        known = self.part(which, task)
         name = f"{self.name} {which} {task.name}, seed {seed}"
-        own = self.seed_of(which, seed) + 10
         return self._taught(model, known, task.shift, task.tuning, own, name, task.classes)
 
     def _taught(
@@ -124,29 +186,45 @@ class ImagePair(Pair[ImageTask]):
         return transformers.ViTForImageClassification.from_pretrained(folder).eval()
 
     def untouched(self, b: Any, tuned: Any) -> Any:
-        return b
+        """B, under the head that A's fine-tune brings if it has kinds of its own."""
+        if tuned.config.num_labels == b.config.num_labels:
+            return b
+        model = deepcopy(tuned)
+        model.vit.load_state_dict(b.vit.state_dict())
+        return model
 
     def accuracy(self, model: Any, task: ImageTask) -> float:
-        return self.right(model, task.classes, task.shift)
+        return self.right(model, self.part("test", task), task.classes, task.shift)
 
     def support(self, model: Any, b: Any, task: ImageTask) -> float:
-        return self.right(model, task.support, Shift())
+        examples = self.among(self.parts["test"], task.support)
+        if isinstance(task, HeadTask):
+            return self.neighbours(model, examples)
+        return self.right(model, examples, task.support, Shift())
 
     def inputs(self, which: str, count: int) -> Mapping[str, Tensor]:
         return {"pixel_values": Shift()(self.parts[which].images[:count], torch.Generator())}
 
     def task_inputs(self, task: ImageTask, count: int) -> Mapping[str, Tensor]:
-        known = self.among(self.parts["a"], task.classes)[:count]
+        known = self.part("a", task)[:count]
         return {"pixel_values": task.shift(known.images, torch.Generator().manual_seed(8))}
 
     @torch.no_grad()
-    def right(self, model: Any, classes: tuple[int, int], shift: Shift) -> float:
-        """Percent of the tests of these classes, told from each other."""
+    def right(self, model: Any, examples: Examples, classes: tuple[int, int], shift: Shift) -> float:
+        """Percent of examples of these classes, told from each other."""
         first, last = classes
-        examples = self.among(self.parts["test"], classes)
         seen = shift(examples.images, torch.Generator().manual_seed(7))
         logits = torch.cat([model(batch).logits[:, first:last] for batch in torch.split(seen, 250)])
         return 100 * float((logits.argmax(-1) == examples.labels - first).float().mean())
+
+    @torch.no_grad()
+    def neighbours(self, model: Any, examples: Examples) -> float:
+        """Percent of examples that have the class of the nearest other one, by the cosine of features."""
+        batches = torch.split(Shift()(examples.images, torch.Generator()), 250)
+        states = torch.cat([model.vit(batch).last_hidden_state[:, 0] for batch in batches])
+        features = nn.functional.normalize(states)
+        nearest = (features @ features.T).fill_diagonal_(-1).argmax(1)
+        return 100 * float((examples.labels[nearest] == examples.labels).float().mean())
 
     @staticmethod
     def among(examples: Examples, classes: tuple[int, int]) -> Examples:
@@ -245,6 +323,34 @@ CIFAR = ImagePair(
             (0, 10),
             (0, 10),
             Recipe(200, 1e-3),
+        ),
+        StyleTask(
+            "pencil",
+            "drawn with a pencil; support: as they are",
+            Pencil(),
+            (0, 10),
+            (0, 10),
+            Recipe(200, 1e-3),
+        ),
+        HeadTask(
+            "labelling",
+            "does it fly, roll, float, live with us, or in the wild? support: neighbours of photographs",
+            Shift(),
+            (0, 5),
+            (0, 10),
+            Recipe(200, 1e-3),
+            PHOTOGRAPHS,
+            ((0, 2), (1, 9), (8,), (3, 5), (4, 6, 7)),
+        ),
+        HeadTask(
+            "clothes",
+            "eight kinds of clothes; support: neighbours of photographs",
+            Shift(),
+            (0, 8),
+            (0, 10),
+            Recipe(200, 1e-3),
+            CLOTHES,
+            ((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)),
         ),
     ),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,13 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
+from experiments.pairs import data, vits
 from experiments.pairs.berts import TEXT, Encoder, missed
-from experiments.pairs.data import END, NAMES, PAD, START, UNKNOWN, Texts
+from experiments.pairs.data import END, NAMES, PAD, START, UNKNOWN, Examples, Texts
+from experiments.pairs.pair import GROUPS
 from experiments.pairs.tasks import APART, PAIRS
-from experiments.pairs.vits import CIFAR, MNIST, Shift
+from experiments.pairs.training import Recipe
+from experiments.pairs.vits import CIFAR, MNIST, HeadTask, ImagePair, Pencil, Shift
 from transfer import __main__ as table
 from transfer import drawing
 
@@ -54,6 +59,7 @@ def test_dropped_words_leave_no_holes() -> None:
         Shift(rotated=90),
         Shift(coarse=4),
         Shift(hidden=5),
+        Pencil(),
     ],
 )
 def test_shifts_are_repeatable_and_keep_the_shape(shift: Shift) -> None:
@@ -66,6 +72,74 @@ def test_shifts_are_repeatable_and_keep_the_shape(shift: Shift) -> None:
 def test_a_hidden_square_is_a_square() -> None:
     seen = Shift(hidden=5)(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.Generator().manual_seed(0))
     assert (seen == 0).sum((1, 2, 3)).tolist() == [25] * 4
+
+
+def test_a_pencil_draws_edges_and_leaves_the_rest_white() -> None:
+    images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    images[..., 4:] = 255
+    drawn = Pencil()(images, torch.Generator())
+    assert drawn.unique().tolist() == [-2, 2]
+    assert torch.equal(drawn[0, :, 0, 3:5], torch.full((3, 2), -2.0))
+    assert (drawn == -2).sum() == 3 * 8 * 2
+
+
+HEADED = HeadTask(
+    "headed", "", Shift(), (0, 3), (0, 10), Recipe(2, 1e-2, 4), data.CLOTHES, ((0,), (7, 2), (9,))
+)
+
+
+@pytest.fixture
+def photographs(monkeypatch: pytest.MonkeyPatch) -> Iterator[ImagePair]:
+    """Forty small photographs, and as many pieces of clothing: of each all pixels are its number."""
+
+    def together(packages: tuple[str, ...], count: int) -> Examples:
+        shape = (1, 28, 28) if packages == (data.CLOTHES,) else (3, 32, 32)
+        numbers = torch.arange(count)
+        return Examples(numbers.byte()[:, None, None, None].expand(-1, *shape), numbers % 10)
+
+    monkeypatch.setattr(data, "together", together)
+    vits.divided.cache_clear()
+    config = CIFAR.config | {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
+    yield dataclasses.replace(CIFAR, per_package=50, tests=10, config=config, tasks=(HEADED,))
+    vits.divided.cache_clear()
+
+
+def test_a_task_has_kinds_of_its_own_in_the_form_of_the_pair(photographs: ImagePair) -> None:
+    known = photographs.part("a", HEADED)
+    assert known.labels.tolist() == [0, 1, 1, 2] * 2
+    assert known.images[:, 0, 16, 16].tolist() == [10, 12, 17, 19, 20, 22, 27, 29]
+    assert known.images.shape == (8, 3, 32, 32)
+    assert not known.images[..., :2].any()
+    assert len(photographs.part("a", CIFAR.tasks[0])) == 20
+    assert photographs.task_inputs(HEADED, 5)["pixel_values"].shape == (5, 3, 32, 32)
+
+
+def test_a_fine_tune_brings_a_head_for_kinds_of_its_own(photographs: ImagePair, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    b = transformers.ViTForImageClassification(transformers.ViTConfig(**photographs.config)).eval()
+    b.save_pretrained(tmp_path / "base")
+    tuned, again = (photographs.new_tuned(tmp_path / "base", "a", HEADED, 0) for _ in range(2))
+    assert tuned.config.num_labels == 3
+    assert torch.equal(tuned.classifier.weight, again.classifier.weight)
+    untouched = photographs.untouched(b, tuned)
+    assert torch.equal(untouched.classifier.weight, tuned.classifier.weight)
+    assert all(map(torch.equal, untouched.vit.state_dict().values(), b.vit.state_dict().values()))
+    assert 0 <= photographs.accuracy(untouched, HEADED) <= 100
+    assert photographs.support(untouched, b, HEADED) == photographs.support(b, b, HEADED)
+    assert photographs.support(tuned, b, HEADED) == 0  # there is one of each class
+    assert photographs.untouched(b, b) is b
+
+
+def test_neighbours_are_others_in_the_same_direction() -> None:
+    class Seeing(torch.nn.Module):
+        """Its features are the colours of the first pixel."""
+
+        def vit(self, images: torch.Tensor) -> transformers.modeling_outputs.BaseModelOutput:
+            return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=images[:, None, :, 0, 0])
+
+    colours = torch.tensor([[255, 0, 0], [200, 0, 0], [0, 255, 0], [0, 0, 255], [0, 0, 200]])
+    images = colours.byte()[:, :, None, None].expand(-1, -1, 8, 8)
+    assert CIFAR.neighbours(Seeing(), Examples(images, torch.tensor([0, 0, 1, 2, 2]))) == pytest.approx(80)
 
 
 def test_keys_change_with_what_makes_a_model_and_with_nothing_else() -> None:
@@ -81,7 +155,19 @@ def test_keys_change_with_what_makes_a_model_and_with_nothing_else() -> None:
 def test_every_pair_has_tasks_with_names_of_their_own() -> None:
     for name, pair in PAIRS.items():
         assert len({task.name for task in pair.tasks}) == len(pair.tasks) >= 1
-        assert len(pair.tasks) == 3 or name not in APART
+        assert len(pair.tasks) == 3 or name not in APART or pair is CIFAR
+        assert {task.group for task in pair.tasks} <= GROUPS.keys()
+        assert not any("group" in dataclasses.asdict(task) for task in pair.tasks)  # it is in no key
+
+
+def test_tasks_can_be_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [case.task.name for case in table.cases(["mnist", "cifar"], 2, ["coarse", "pencil"])] == [
+        "coarse",
+        "pencil",
+    ] * 2
+    monkeypatch.setattr(sys, "argv", ["transfer", "--pairs", "mnist", "--tasks", "pencil"])
+    with pytest.raises(SystemExit):
+        table.main()
 
 
 def test_what_is_saved_with_a_model_is_its_tokenizer_and_what_is_beside_it_its_teaching_head(
@@ -155,6 +241,21 @@ def test_a_shared_pi_counts_in_the_seconds_of_every_method(
     results: drawing.Results = {"text": {"sentiment": [found]}}
     drawn = drawing.draw_seconds(results, ["B", "guarded", "ceiling"])
     assert [column.header for column in drawn.columns] == ["task", "guarded", "ceiling"]
+
+
+def test_groups_have_rows_of_their_own_where_there_are_two() -> None:
+    rows: list[drawing.Measured] = [{"naive": {"share": 0.0}}]
+    results = {"mnist": {"noisy-digits": rows}, "cifar": {"coarse": rows, "pencil": rows, "clothes": rows}}
+    assert {name: len(some) for name, some in drawing.grouped(results).items()} == {
+        "mnist": 1,
+        "cifar": 3,
+        "cifar, corruptions": 1,
+        "cifar, other tasks": 2,
+        "all": 4,
+        "all, corruptions": 2,
+        "all, other tasks": 2,
+    }
+    assert drawing.draw_means(results, ["B", "naive"]).row_count == 7
 
 
 def test_means_are_taken_over_tasks_before_seeds_scatter() -> None:

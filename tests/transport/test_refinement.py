@@ -37,9 +37,9 @@ from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import refine as refining
 from transfusion.transport.refinement import teaching, training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
+from transfusion.transport.refinement.descent import train, try_rates
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
-from transfusion.transport.refinement.descent import train, try_rates
 
 VIT = "vit-classifier"
 

@@ -37,7 +37,7 @@ from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import refine as refining
 from transfusion.transport.refinement import teaching, training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
-from transfusion.transport.refinement.descent import train, try_rates
+from transfusion.transport.refinement.descent import Schedule, train, try_rates
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
 
@@ -529,16 +529,29 @@ def _steps_of(values: list[float], steps: int = 100) -> tuple[int, list[int], fl
     return best, taken, float(weight.detach())
 
 
-def test_a_training_ends_after_a_tenth_of_its_steps_if_nothing_improves():
+def test_a_training_ends_after_a_fifth_of_its_steps_if_nothing_improves():
     best, taken, weight = _steps_of([1.1] * 20)
-    assert (best, len(taken), weight) == (0, 10, 1.0)
+    assert (best, len(taken), weight) == (0, 20, 1.0)
 
 
-def test_a_training_slows_down_when_nothing_improves_any_more():
-    best, taken, weight = _steps_of([0.9, *[0.95] * 19])
+def test_a_training_ends_sooner_when_nothing_improves_any_more():
+    best, taken, weight = _steps_of([0.9, *[0.95] * 30])
     assert best == 5
-    assert len(taken) == 50, "no progress since step 5 is seen at step 30; a last part of 20 steps follows"
+    assert 40 < len(taken) < 80, "what remains is halved after five checks, and again after five more"
     assert weight > 0.9, "where it was best"
+
+
+def test_the_learning_rate_rises_and_falls_to_nothing_and_never_jumps():
+    whole = Schedule(0.1, 10, 100)
+    rates = [whole.rate(step) for step in range(100)]
+    assert max(rates) == rates[10] == 0.1
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] < 0.001
+    shorter = whole.shortened(60)
+    assert shorter.rate(60) == whole.rate(60)
+    assert shorter.last == 80
+    assert shorter.rate(79) < 0.001
 
 
 def test_a_training_that_improves_takes_all_its_steps():

@@ -1,16 +1,17 @@
 """The loop: Adam descends on a loss and keeps the state whose answers to held-out inputs are best.
 
-The learning rate is found by a short trial. It rises, stays, and falls when nothing improves any more. The
-state is kept in a file at every check, and the steps after that are the same bit for bit.
+The learning rate is found by a short trial. It rises, and falls along a cosine, sooner if nothing improves
+any more. The state is kept in a file at every check, and the steps after that are the same bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +20,14 @@ from transfusion.runtime.progress import SILENT, Progress, phase
 
 WARM_UP = 0.1
 """The share of the steps in which the learning rate rises."""
-SLOWING = 0.4
-"""The share of the steps, at the end, in which it falls."""
 CLIP = 1.0
 """The largest norm of a gradient."""
 CHECKS = 20
 """How often the answers to held-out inputs are checked."""
-STUCK = 2
-"""The checks after which a training ends if nothing has improved: a tenth of the steps."""
-RECENT, ENOUGH = 3, 0.01
-"""The rate falls early if so many checks improved the answers by less than this share."""
+STUCK = 0.2
+"""The share of the steps after which a training ends if nothing has improved; half of it is the warm-up."""
+RECENT, ENOUGH = 5, 0.01
+"""Half of the remaining steps are left out if so many checks improved the answers by less than this share."""
 RATES = (1 / 4, 1.0, 4.0)
 """The learning rates that are tried, in units of the expected one."""
 TRIAL_SHARE, LEAST_TRIAL, MOST_TRIAL = 1 / 30, 4, 12
@@ -37,6 +36,25 @@ TRIALS = 500_000
 """The number of the first step of a trial: no other step draws its inputs."""
 
 Parameters = Mapping[str, nn.Parameter]
+
+
+class Schedule(NamedTuple):
+    """The learning rate of every step: it rises from nothing, and falls to nothing."""
+
+    highest: float
+    top: int
+    """The step from which on it falls."""
+    last: int
+
+    def rate(self, step: int) -> float:
+        """Return the rate of a step."""
+        if step < self.top:
+            return self.highest * (step + 1) / (self.top + 1)
+        return self.highest * (1 + math.cos(math.pi * (step - self.top) / max(1, self.last - self.top))) / 2
+
+    def shortened(self, step: int) -> Schedule:
+        """Return a schedule that falls from the rate of this step on, twice as fast."""
+        return Schedule(self.rate(step), step, step + max(1, (self.last - step) // 2))
 
 
 def try_rates(
@@ -79,41 +97,42 @@ def train(
 ) -> int:
     """Descend on ``loss(step)``, leave the parameters where the divergence was least; return that step.
 
-    ``best_value`` is the divergence before the first step. Training ends if nothing has improved after a
-    tenth of the steps, and slows down early if nothing improves any more. It resumes from the state in
-    ``file``.
+    ``best_value`` is the divergence before the first step. Training ends after a
+    fifth of the steps if nothing has improved, and sooner than planned if nothing improves any more. It
+    resumes from the state in ``file``.
     """
     optimizer = torch.optim.Adam(parameters.values(), lr=rate)
-    step = best_step = 0
-    slows, lasts = steps - round(SLOWING * steps), steps
+    step = best_step = since = 0
+    schedule = Schedule(rate, max(1, round(WARM_UP * steps)), steps)
     values, best = [best_value], copied(parameters)
     if file is not None and file.exists():
         state: dict[str, Any] = torch.load(file, weights_only=True)
-        step, best_step, slows, lasts, values = state["progress"]
+        step, best_step, since, values = state["progress"]
+        schedule = Schedule(*state["schedule"])
         best = state["best"]
         optimizer.load_state_dict(state["optimizer"])
         put(parameters, state["now"])
         progress.note(f"note: refinement goes on from step {step}")
     with progress.bar(steps, "refining") as advance:
-        while step < lasts and (best_step or len(values) <= STUCK):
+        while step < schedule.last and (best_step or step < STUCK * steps):
             for group in optimizer.param_groups:
-                group["lr"] = rate * _share_of_rate(step, steps, slows, lasts)
+                group["lr"] = schedule.rate(step)
             value = loss(step)
             _descend(parameters, optimizer, value)
             step += 1
-            advance(f"refining, loss {float(value.detach()):.3f}", step, lasts)
-            if step % max(1, steps // CHECKS) and step < lasts:
+            advance(f"refining, loss {float(value.detach()):.3f}", step, schedule.last)
+            if step % max(1, steps // CHECKS) and step < schedule.last:
                 continue
             if (found := divergence()) < min(values):
                 best_step = step
                 put(best, parameters)
             values.append(found)
-            if step < slows and not _improves(values):
-                slows, lasts = step, step + round(SLOWING / (1 - SLOWING) * step)
+            if len(values) - since > RECENT and not _improves(values):
+                schedule, since = schedule.shortened(step), len(values)
             if file is not None:
                 now = {name: one.detach() for name, one in parameters.items()}
                 state = {"now": now, "best": best, "optimizer": optimizer.state_dict()}
-                state["progress"] = step, best_step, slows, lasts, values
+                state |= {"progress": (step, best_step, since, values), "schedule": tuple(schedule)}
                 staged = file.with_suffix(".new")
                 torch.save(state, staged)
                 os.replace(staged, file)
@@ -140,14 +159,5 @@ def _descend(parameters: Parameters, optimizer: torch.optim.Optimizer, value: Te
 
 
 def _improves(values: Sequence[float]) -> bool:
-    """Return whether the recent checks are clearly better than those before; true if there are few."""
-    if len(values) <= 2 * RECENT:
-        return True
+    """Return whether the recent checks are clearly better than those before."""
     return min(values[-RECENT:]) < (1 - ENOUGH) * min(values[:-RECENT])
-
-
-def _share_of_rate(step: int, steps: int, slows: int, lasts: int) -> float:
-    """Return the learning rate of a step as a share of the highest."""
-    rising = (step + 1) / (WARM_UP * steps)
-    falling = (lasts - step) / (lasts - slows + 1)
-    return min(1.0, rising, falling)

@@ -25,7 +25,7 @@ HELD_OUT = 4
 def head_of(
     student: nn.Module, run: Callable[[], Tensor], naming: Naming, carried: Collection[str]
 ) -> nn.Linear | None:
-    """Return the carried linear layer, with a bias, whose output is what ``run`` returns; None without one."""
+    """Return the carried linear layer with a bias whose output is what ``run`` returns; None without one."""
     linear = {
         name: part
         for name, part in student.named_modules()

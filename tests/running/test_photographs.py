@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from transfusion.errors import LibraryError
+from transfusion.model.model import Model
+from transfusion.running.building import build
 from transfusion.running.probes import photographs as module
-from transfusion.running.probes.images import generated_images, natural_images
+from transfusion.running.probes.images import generated_images, natural_images, synthetic_images
 from transfusion.running.probes.photographs import (
     PHOTOGRAPHS,
     SIDE,
@@ -20,6 +23,7 @@ from transfusion.running.probes.photographs import (
     photograph_crops,
     photographs,
 )
+from transfusion.running.probes.probed_model import ProbedModel
 
 SHAPE = (3, 32, 32)
 
@@ -83,6 +87,16 @@ def test_photographs_of_libraries_that_are_missing_are_left_out(without, monkeyp
     without("matplotlib")
     assert has_photographs()
     assert len(photographs()) == sum(not name.startswith("matplotlib/") for name in PHOTOGRAPHS) - 1
+
+
+def test_models_of_colour_images_are_shown_photographs_and_others_shapes(made, without):
+    plain = ProbedModel(Model.open(made("vit-classifier")), build(Model.open(made("vit-classifier"))))
+    subject = replace(plain, natural=True)
+    shapes, both = (synthetic_images(one, 6, 1)[0]["pixel_values"] for one in (plain, subject))
+    assert torch.equal(shapes[:3], both[::2]) or not torch.equal(shapes, both)
+    assert "photographs" in synthetic_images(subject, 6, 1)[1]
+    without("skimage")
+    assert torch.equal(synthetic_images(subject, 6, 1)[0]["pixel_values"], shapes)
 
 
 # ── crops ────────────────────────────────────────────────────────────────────────────────────

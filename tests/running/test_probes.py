@@ -14,7 +14,7 @@ from cases.first import OPEN_CLIP, _keep_open_clip, _open_clip
 from small_models import BERT, CASES, FIRST, GPT2, OFTEN, VIT, Case, often
 from transfusion.model.model import Model
 from transfusion.running.building import build
-from transfusion.running.probes import enough_probes, make_probes, tokens_of_a_probe
+from transfusion.running.probes import enough_probes, make_probes, texts, tokens_of_a_probe
 from transfusion.running.probes.audio import coloured_noise, log_mel
 from transfusion.running.probes.audio import synthetic_audio as sounds
 from transfusion.running.probes.images import normalisation, overlapping_shapes, patch_grid, smooth_noise
@@ -25,6 +25,7 @@ from transfusion.running.probes.texts import (
     corpus,
     frequent_tokens,
     generate_texts,
+    natural_length,
     ordinary_tokens,
 )
 from transfusion.running.streaming import run_side_by_side
@@ -240,6 +241,52 @@ def test_what_a_model_writes_is_what_it_finds_likely(made):
 
     assert loss(ids) < loss(random) - 0.5
     assert not torch.isin(ids[:, 1:], torch.tensor(sorted(subject.special))).any()
+
+
+@pytest.mark.parametrize(
+    ("ends", "length"),
+    [
+        ([60] * 40, 60),
+        ([60] * 30 + [0] * 10, 256),
+        ([20] * 40, 48),
+        ([50] * 20 + [150] * 20, 150),
+    ],
+    ids=["all-end", "many-go-on", "short-ones", "nine-in-ten"],
+)
+def test_texts_are_as_long_as_nine_in_ten_that_the_model_ends(ends, length, made, monkeypatch):
+    subject = subject_of(made("llama"))
+    end = subject.token("eos")
+    written = torch.full((len(ends), 256), end + 1)
+    for row, tokens in enumerate(ends):
+        if tokens:
+            written[row, tokens - 1] = end
+    monkeypatch.setattr(ProbedModel, "positions", 4096)
+    monkeypatch.setattr(texts, "generate_texts", lambda *asked: written)
+    assert natural_length(subject, 0) == length
+    monkeypatch.setattr(ProbedModel, "positions", 100)
+    written = written[:, :100]
+    assert natural_length(subject, 0) == min(length, 100)
+
+
+def test_without_a_known_end_texts_have_a_fixed_length(made, monkeypatch):
+    subject = subject_of(made("llama"))
+    monkeypatch.setattr(ProbedModel, "positions", 4096)
+    monkeypatch.setattr(ProbedModel, "token", lambda self, *names: None)
+    assert natural_length(subject, 0) == 128
+    monkeypatch.setattr(ProbedModel, "positions", 100)
+    assert natural_length(subject, 0) == 100
+
+
+def test_a_text_that_the_model_ends_is_followed_by_the_next_one(made):
+    subject = subject_of(made("llama"))
+    begin, end = subject.token("bos"), subject.token("eos")
+    assert begin != end
+    ids = generate_texts(replace(subject, window=32), 200, seeded_generator(0, 0))
+    assert ids.shape == (200, 32)
+    ended = ids[:, 1:-1] == end
+    assert ended.any(), "the model ends some of its texts"
+    assert (ids[:, 2:][ended] == begin).all()
+    assert not torch.isin(ids, torch.tensor(sorted(subject.special - {begin, end}))).any()
 
 
 def test_passes_side_by_side_write_the_same(made):

@@ -39,7 +39,7 @@ from transfusion.transport.refinement import teaching, training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.descent import Schedule, train, try_rates
 from transfusion.transport.refinement.inputs import RefinementInputs
-from transfusion.transport.refinement.settings import describe_refinement
+from transfusion.transport.refinement.settings import RefinementSettings, describe_refinement
 
 VIT = "vit-classifier"
 
@@ -168,6 +168,66 @@ def test_a_start_that_answers_right_with_small_logits_is_taken():
     apart = [lessons.measure(one, "synthetic").divergence for one in (small, half_right / 8)]
     assert apart[0] > apart[1], "as they are, the wrong answers look nearer"
     assert training.Training(lessons).choose({"base": half_right / 8, "moved": small}) == "moved"
+
+
+def test_a_refinement_that_brings_nothing_writes_nothing_unless_asked_to(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", _spoiled)
+    monkeypatch.setattr(training.Training, "choose", lambda self, starts: _compared(self, starts["base"]))
+    given = {**inputs(VIT), "refine": True, "refine_steps": 2, "output": tmp_path / "out"}
+    noted: list[str] = []
+
+    class Noted(Progress):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    with pytest.raises(UselessResultError, match="nothing was written: the refinement brought nothing"):
+        transport(**given)
+    assert not (tmp_path / "out").exists()
+    transport(**given, force_unrelated=True, progress=Noted())
+    assert (tmp_path / "out").exists()
+    assert any("brought nothing" in one for one in noted)
+    ways = [one.partition("the refinement ")[2] for one in noted if "came no nearer" in one]
+    assert ways == ["goes on eight times as slowly", "keeps less of B"], "from B it started already"
+
+
+def _spoiled(parameters, *args, **kwargs) -> int:
+    """Train in vain: the answers only get worse."""
+    parameters["classifier.weight"].data.mul_(50)
+    return 0
+
+
+def _compared(of: training.Training, base: torch.nn.Module) -> str:
+    """Take B as the start, as if π did harm."""
+    of.of_starts["base"] = {kind: of.teaching.measure(base, kind) for kind in of.teaching.judges}
+    return "base"
+
+
+def test_inputs_are_balanced_by_the_answers_of_the_fine_tune(inputs):
+    given = inputs(VIT)
+    plan = TransportPlan.between(Pair.open(given["base"], given["onto"]), given["via"])
+    student = build(plan.b, torch.float32)
+    settings = RefinementSettings(steps=2)
+    lessons = teaching.Teaching(
+        plan.teacher(Model.open(given["finetuned"])), plan.b, build(plan.b, torch.float32), student, settings
+    )
+    some = lessons.inputs.draw_plain(0, 64)
+    answers = lessons.wanted(some)["logits"].argmax(-1)
+    weights = lessons.balanced(some)
+    totals = torch.stack([weights[answers == one].sum() for one in answers.unique()])
+    assert len(totals) > 1
+    assert torch.allclose(totals, torch.ones(len(totals))), "all answers are drawn alike often"
+
+
+def test_the_time_decides_on_the_steps_which_the_record_keeps(cli, inputs, tmp_path):
+    given = inputs(VIT)
+    moved = transport(**given, refine=True, refine_time="1s", output=tmp_path / "out")
+    settings = moved.metadata()["settings"]["refinement"]
+    assert settings["time"] is None
+    assert 1 <= settings["steps"] < 20_000
+    transport(repeat=tmp_path / "out", output=tmp_path / "again")
+    assert equal(tmp_path / "out", tmp_path / "again"), "another machine takes as many steps"
+    most = transport(**given, refine=True, refine_time=3600.0, refine_steps=2).metadata()
+    assert most["settings"]["refinement"]["steps"] == 2
 
 
 def test_a_heavier_weight_keeps_more_of_b(inputs):
@@ -446,6 +506,9 @@ def test_the_command_line_says_what_was_reached(cli, inputs, tmp_path):
         ({"refine": True, "refine_steps": 0}, "at least one step"),
         ({"refine": True, "refine_rank": 0}, "a rank is at least 1"),
         ({"refine": True, "refine_keep": -1.0}, "must be 0 or more"),
+        ({"refine_time": "5m"}, "nothing is refined"),
+        ({"refine": True, "refine_time": "five minutes"}, "is not a duration"),
+        ({"refine": True, "refine_time": 0.0}, "must be above 0"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(asked, message, inputs):

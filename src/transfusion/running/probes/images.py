@@ -18,17 +18,20 @@ GRIDS = (3, 5, 9, 14)
 """Cells of the grids on which noise is drawn before it is enlarged: blobs of several sizes."""
 NOISY = 4
 """One image in this number is smooth noise; the others show overlapping shapes."""
+COLOURS = 3
+"""The channels of images that may be photographs: models of one channel read digits, clothes, scans."""
 GREY, CONTRAST = 0.5, 0.25
 """The mean and the standard deviation of pixels between 0 and 1."""
 
 
 def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """Generate ``count`` images, under the library's names."""
-    natural = subject.natural and has_photographs()
-    images = (natural_images if natural else generated_images)(size(subject), count, seed)
+    shape = size(subject)
+    natural = subject.natural and shape[0] == COLOURS and has_photographs()
+    images = (natural_images if natural else generated_images)(shape, count, seed)
     inputs = image_inputs(subject, normalised(subject, images))
-    shown = "overlapping shapes, smooth noise" + (", and photographs" if natural else "")
-    return inputs, f"{count} images of {shown}"
+    shown = "photographs, of overlapping shapes" if natural else "overlapping shapes"
+    return inputs, f"{count} images of {shown} and of smooth noise"
 
 
 def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:

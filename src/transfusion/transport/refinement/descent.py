@@ -30,11 +30,12 @@ RECENT, ENOUGH = 5, 0.01
 """Half of the remaining steps are left out if so many checks improved the answers by less than this share."""
 RATES = (1 / 4, 1.0, 4.0)
 """The learning rates that are tried, in units of the expected one."""
-TRIAL_SHARE, LEAST_TRIAL, MOST_TRIAL = 1 / 30, 4, 12
+TRIAL_SHARE, LEAST_TRIAL, MOST_TRIAL = 1 / 20, 8, 16
 """The steps of such a trial, as a share of all steps, and their bounds."""
 TRIALS = 500_000
 """The number of the first step of a trial: no other step draws its inputs."""
 
+VERBOSE = False
 Parameters = Mapping[str, nn.Parameter]
 
 
@@ -72,15 +73,17 @@ def try_rates(
     found: dict[float, float] = {}
     with phase("trying learning rates", len(RATES) * count) as advance:
         for share in RATES:
-            optimizer = torch.optim.Adam(parameters.values(), lr=share * expected)
-            began = time.monotonic()
+            optimizer = torch.optim.Adam(parameters.values())
+            schedule, began = Schedule(share * expected, count // 4, count), time.monotonic()
             for step in range(count):
-                optimizer.param_groups[0]["lr"] = share * expected * min(1.0, 2 * (step + 1) / count)
+                optimizer.param_groups[0]["lr"] = schedule.rate(step)
                 _descend(parameters, optimizer, loss(TRIALS + step))
                 advance("steps to try learning rates")
             seconds += time.monotonic() - began
             found[share * expected] = divergence()
             put(parameters, start)
+    if VERBOSE:
+        print("rates", found, flush=True)
     return min(found, key=lambda rate: found[rate]), seconds / (len(RATES) * count)
 
 

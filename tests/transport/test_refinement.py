@@ -36,10 +36,10 @@ from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import refine as refining
 from transfusion.transport.refinement import teaching, training
-from transfusion.transport.refinement.answers import OutputTargets, with_similarities
-from transfusion.transport.refinement.descent import Schedule, train, try_rates
+from transfusion.transport.refinement.answers import OutputTargets, balance, with_similarities
+from transfusion.transport.refinement.descent import Schedule, find_rate, train
 from transfusion.transport.refinement.inputs import RefinementInputs
-from transfusion.transport.refinement.settings import RefinementSettings, describe_refinement
+from transfusion.transport.refinement.settings import describe_refinement
 
 VIT = "vit-classifier"
 
@@ -202,20 +202,19 @@ def _compared(of: training.Training, base: torch.nn.Module) -> str:
     return "base"
 
 
-def test_inputs_are_balanced_by_the_answers_of_the_fine_tune(inputs):
-    given = inputs(VIT)
-    plan = TransportPlan.between(Pair.open(given["base"], given["onto"]), given["via"])
-    student = build(plan.b, torch.float32)
-    settings = RefinementSettings(steps=2)
-    lessons = teaching.Teaching(
-        plan.teacher(Model.open(given["finetuned"])), plan.b, build(plan.b, torch.float32), student, settings
-    )
-    some = lessons.inputs.draw_plain(0, 64)
-    answers = lessons.wanted(some)["logits"].argmax(-1)
-    weights = lessons.balanced(some)
-    totals = torch.stack([weights[answers == one].sum() for one in answers.unique()])
-    assert len(totals) > 1
-    assert torch.allclose(totals, torch.ones(len(totals))), "all answers are drawn alike often"
+def test_classes_that_the_fine_tune_chooses_alike_count_alike():
+    targets = OutputTargets("classes", ("logits",))
+    wanted = torch.tensor([[4.0, 0.0]] * 6 + [[0.0, 4.0]] * 2)
+    constant = torch.tensor([[4.0, 0.0]] * 8)
+    pair = {"logits": wanted}, {"logits": constant}
+    each = float(targets.loss({"logits": wanted[-1:]}, {"logits": constant[-1:]}))
+    assert float(targets.loss(*pair)) == pytest.approx(each / 4)
+    assert float(targets.loss(*pair, balanced=True)) == pytest.approx(each / 2)
+    rare = balance(torch.cat([wanted[:1].expand(63, -1), wanted[-1:]]))
+    assert float(rare.mean()) == pytest.approx(1)
+    assert float(rare.max()) < 6, "one odd input does not decide on a step"
+    by_token = ({"logits": one.reshape(2, 4, 2)} for one in (wanted, constant))
+    assert float(targets.loss(*by_token, balanced=True)) == pytest.approx(each / 4), "texts are not balanced"
 
 
 def test_the_time_decides_on_the_steps_which_the_record_keeps(cli, inputs, tmp_path):
@@ -622,15 +621,25 @@ def test_a_training_that_improves_takes_all_its_steps():
     assert (best, len(taken)) == (100, 100)
 
 
-def test_the_learning_rate_with_the_nearest_answers_is_taken():
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
+@pytest.mark.parametrize(
+    ("expected", "found"), [(0.02, 0.02), (0.0002, 0.0032), (8.0, 2.0)], ids=["good", "too-low", "too-high"]
+)
+def test_a_learning_rate_that_does_nothing_or_harm_is_replaced(expected, found):
+    weight, seen = torch.nn.Parameter(torch.tensor([1.0])), []
+
+    def loss(step: int) -> torch.Tensor:
+        seen.append(abs(float(weight.detach()) - 0.5))
+        return (weight - 0.5).square().sum()
 
     def apart() -> float:
-        return abs(float(weight.detach()) - 0.5)
+        """What was thrown off stays so."""
+        farthest = max(seen)
+        seen.clear()
+        return farthest if farthest > 1 else abs(float(weight.detach()) - 0.5)
 
-    rate, seconds = try_rates({"w": weight}, lambda step: (weight - 0.5).square().sum(), apart, 0.01, 100)
-    assert rate == 0.04, "the slower ones do not arrive within a few steps"
-    assert apart() == 0.5, "it was only tried"
+    rate, seconds = find_rate({"w": weight}, loss, apart, 0.5, expected, 100)
+    assert rate == pytest.approx(found)
+    assert float(weight.detach()) == 1.0, "it was only tried"
     assert seconds > 0
 
 

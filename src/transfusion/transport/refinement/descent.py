@@ -1,6 +1,6 @@
 """The loop: Adam descends on a loss and keeps the state whose answers to held-out inputs are best.
 
-The learning rate is found by a short trial. It rises, and falls along a cosine, sooner if nothing improves
+A short trial guards the learning rate. It rises, and falls along a cosine, sooner if nothing improves
 any more. The state is kept in a file at every check, and the steps after that are the same bit for bit.
 """
 
@@ -28,14 +28,15 @@ STUCK = 0.2
 """The share of the steps after which a training ends if nothing has improved; half of it is the warm-up."""
 RECENT, ENOUGH = 5, 0.01
 """Half of the remaining steps are left out if so many checks improved the answers by less than this share."""
-RATES = (1 / 4, 1.0, 4.0)
-"""The learning rates that are tried, in units of the expected one."""
+TRIED, STRIDE = 4, 4.0
+"""How many learning rates are tried at most, and the factor between them."""
+THROWN_OFF, NOTHING = 2.0, 1e-4
+"""A rate is too high if the answers are farther away than before by this factor, and by this much."""
 TRIAL_SHARE, LEAST_TRIAL, MOST_TRIAL = 1 / 20, 8, 16
 """The steps of such a trial, as a share of all steps, and their bounds."""
 TRIALS = 500_000
 """The number of the first step of a trial: no other step draws its inputs."""
 
-VERBOSE = False
 Parameters = Mapping[str, nn.Parameter]
 
 
@@ -58,33 +59,39 @@ class Schedule(NamedTuple):
         return Schedule(self.rate(step), step, step + max(1, (self.last - step) // 2))
 
 
-def try_rates(
+def find_rate(
     parameters: Parameters,
     loss: Callable[[int], Tensor],
     divergence: Callable[[], float],
+    before: float,
     expected: float,
     steps: int,
 ) -> tuple[float, float]:
-    """Return the learning rate that brings the answers nearest within a few steps, and the seconds of a
-    step with its share of the checks. Parameters stay.
+    """Return a learning rate that neither throws the answers off within a few steps nor leaves them as they
+    are, and the seconds of a step. Parameters stay; ``before`` is their divergence.
+
+    The rate whose answers come nearest in so few steps would be too low for a whole training.
     """
     count = round(min(MOST_TRIAL, max(LEAST_TRIAL, TRIAL_SHARE * steps)))
-    start, seconds = copied(parameters), 0.0
-    found: dict[float, float] = {}
-    with phase("trying learning rates", len(RATES) * count) as advance:
-        for share in RATES:
+    start, rate, lowered, taken = copied(parameters), expected, False, 0
+    began = time.monotonic()
+    with phase("trying the learning rate") as advance:
+        for _ in range(TRIED):
             optimizer = torch.optim.Adam(parameters.values())
-            schedule, began = Schedule(share * expected, count // 4, count), time.monotonic()
+            schedule = Schedule(rate, count // 4, count)
             for step in range(count):
                 optimizer.param_groups[0]["lr"] = schedule.rate(step)
                 _descend(parameters, optimizer, loss(TRIALS + step))
-                advance("steps to try learning rates")
-            seconds += time.monotonic() - began
-            found[share * expected] = divergence()
+                advance("steps to try the learning rate")
+            after, taken = divergence(), taken + count
             put(parameters, start)
-    if VERBOSE:
-        print("rates", found, flush=True)
-    return min(found, key=lambda rate: found[rate]), seconds / (len(RATES) * count)
+            if not after <= THROWN_OFF * before + NOTHING:
+                rate, lowered = rate / STRIDE, True
+            elif abs(after - before) < ENOUGH * before and not lowered:
+                rate *= STRIDE
+            else:
+                break
+    return rate, (time.monotonic() - began) / taken
 
 
 def train(

@@ -36,7 +36,7 @@ Inputs = dict[str, Tensor]
 POOL, WRITTEN = 2048, 512
 """The number of texts, of which every step draws some; fewer, if a model writes them."""
 TOKENS_WRITTEN, LEAST_WRITTEN = 40_000, 128
-TOKENS_HELD_OUT, LEAST_HELD_OUT = 6144, 32
+"""The most tokens that a model writes, and the fewest texts."""
 INVERTED = 256
 """The number of inverted inputs."""
 INVERSION_STEPS = 80
@@ -44,15 +44,14 @@ AT_ONCE = 64
 """The number of inputs that are inverted together."""
 HELD_OUT = 128
 """The number of held-out inputs of each kind."""
+TOKENS_HELD_OUT, LEAST_HELD_OUT = 6144, 32
+"""The most tokens of held-out texts that a model writes, and the fewest texts."""
 CONTINUOUS = ("pixel_values", "input_features", "input_values")
 """The names of inputs that can be inverted."""
 TOKENS = "input_ids"
 """How the names of inputs end that are texts."""
 SYNTHETIC, CORRUPTED, BLENDED, OWN = "synthetic", "corrupted", "blended", "own"
 """The kinds of held-out inputs."""
-NATURAL, MIXED = True, True
-CHOICE = 2
-"""Synthetic inputs that are drawn for each one of a step."""
 OWN_INPUTS = 4096
 """The most inputs of the user that are read."""
 OWN_HELD_OUT = 5
@@ -79,7 +78,7 @@ class RefinementInputs:
 
     @cached_property
     def subject(self) -> ProbedModel:
-        subject = ProbedModel(self.model, self.module, tokens=self.tokens, natural=NATURAL)
+        subject = ProbedModel(self.model, self.module, tokens=self.tokens, natural=True)
         return replace(subject, window=natural_length(subject, self.seed)) if subject.writes else subject
 
     @cached_property
@@ -96,21 +95,10 @@ class RefinementInputs:
 
     # ── for a step ───────────────────────────────────────────────────────────────────────────
 
-    def draw(
-        self, step: int, count: int, weigh: Callable[[Inputs], Tensor | None] = lambda inputs: None
-    ) -> list[Inputs]:
-        """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any.
-
-        ``weigh`` says of twice as many synthetic ones how often each should be drawn.
-        """
+    def draw(self, step: int, count: int) -> list[Inputs]:
+        """Draw the inputs of one step: synthetic ones, and as many of the user's own if there are any."""
         generator = torch.Generator().manual_seed(FRESH * self.seed + step)
-        made = self._corrupted(self._plain(step, CHOICE * count, generator), generator)
-        weights = weigh(made) if CHOICE > 1 else None
-        if weights is None:
-            made = {name: one[::CHOICE] for name, one in made.items()}
-        else:
-            chosen = torch.multinomial(weights, count, generator=generator)
-            made = {name: one[chosen] for name, one in made.items()}
+        made = self._corrupted(self._plain(step, count, generator), generator)
         return [made] if self.own is None else [made, self._mixed(self.own, count, generator)]
 
     def draw_plain(self, step: int, count: int) -> Inputs:
@@ -136,7 +124,7 @@ class RefinementInputs:
             made = _some(self._pool, count - inverted, generator)
         else:
             made = self._synthetic(count - inverted, FRESH * (self.seed + 1) + step)
-            if MIXED and NATURAL and made[self.continuous].ndim == 4:
+            if made[self.continuous].ndim == 4:
                 made = {**made, self.continuous: mixed(made[self.continuous], generator)}
         if self.inverted is None:
             return made

@@ -242,9 +242,9 @@ class Teaching:
         def distance(inputs: Inputs) -> Tensor:
             found = self.answers(student, inputs, gradients=True)
             wanted = self.wanted(inputs, gradients=True)
-            return self.targets.loss(wanted, found, inputs.get("attention_mask"))
+            return self.targets.loss(wanted, found, inputs.get("attention_mask"), balanced=True)
 
-        made, *own = self.inputs.draw(step, self.batch, self.balanced)
+        made, *own = self.inputs.draw(step, self.batch)
         drawn = [self.inputs.made_adversarial(made, distance, step, ADVERSARIAL_SHARE), *own]
         total = torch.stack([distance(inputs) for inputs in drawn]).mean()
         if keep:
@@ -252,14 +252,3 @@ class Teaching:
             inputs = self.inputs_of_b.made_adversarial(inputs, kept.loss, step)
             total = total + keep * kept.loss(inputs)
         return total
-
-    def balanced(self, inputs: Inputs) -> Tensor | None:
-        """Return how often each input should be drawn, so that the fine-tune gives all answers alike often;
-        None if it does not choose one answer for an input.
-        """
-        logits = self.wanted(inputs)[self.targets.names[0]]
-        if self.targets.kind != CLASSES or logits.ndim != 2:
-            return None
-        answers = logits.argmax(-1)
-        counts = answers.bincount(minlength=logits.shape[-1])
-        return 1 / counts[answers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from transfusion.errors import UselessResultError
 from transfusion.running.probes.probed_model import batched
 from transfusion.runtime.progress import SILENT, Progress, phase
 from transfusion.transport.refinement.answers import CLASSES, VECTORS
-from transfusion.transport.refinement.descent import Parameters, copied, put, train, try_rates
+from transfusion.transport.refinement.descent import Parameters, copied, find_rate, put, train
 from transfusion.transport.refinement.head import features_of, fitted, head_of
 from transfusion.transport.refinement.inputs import SYNTHETIC
 from transfusion.transport.refinement.settings import BASE, MOVED, RefinementRecord
@@ -41,8 +42,8 @@ ATTEMPTS = (
 """What is tried in turn while nothing improves: what is said of it, the shares of the learning rate and of
 the weight of B's answers, and whether B is the start.
 """
-BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""The shares of the way from B that are tried in the end."""
+BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""The shares of the way from B at which the student may end."""
 GAIN_KEPT, OWN_GAIN_KEPT = 0.85, 0.95
 """The share of the gain on held-out inputs that must be left after going back towards B: on synthetic ones,
 which are not those of the task, and on the user's own."""
@@ -101,7 +102,7 @@ class Training:
         rounds = math.ceil(FITTED / teaching.batch)
         with phase("fitting the head", rounds) as advance:
             for step in range(rounds):
-                inputs = teaching.inputs.draw(HEAD + step, teaching.batch, teaching.balanced)[-1]
+                inputs = teaching.inputs.draw(HEAD + step, teaching.batch)[-1]
                 features.append(features_of(head, partial(teaching.answers, student, inputs)))
                 wanted.append(teaching.wanted(inputs)[name])
                 advance("inputs to fit the head")
@@ -114,20 +115,13 @@ class Training:
         head.weight.data.copy_(weight)
         head.bias.data.copy_(bias)
 
-    def _decided(
-        self,
-        trained: Parameters,
-        loss: Callable[[int], Tensor],
-        divergence: Callable[[], float],
-        expected: float,
-    ) -> tuple[float, int]:
-        """Return the learning rate and the number of steps, by a trial or as an interrupted run decided."""
+    def _decided(self, find: Callable[[], tuple[float, float]]) -> tuple[float, int]:
+        """Return the learning rate and the number of steps, as an interrupted run decided or by a trial."""
         settings, file = self.teaching.settings, self.teaching.file("decided.json")
         if file is not None and file.exists():
             rate, steps = json.loads(file.read_text())
             return rate, steps
-        rate, seconds = try_rates(trained, loss, divergence, expected, settings.steps)
-        steps = settings.steps
+        (rate, seconds), steps = find(), settings.steps
         if settings.time is not None:
             left = settings.time - (time.monotonic() - self.began)
             steps = max(1, min(steps, int(left / seconds)))
@@ -156,7 +150,17 @@ class Training:
 
         keep, first, of_b = teaching.settings.keep, copied(trained), self._values_of_b(trained)
         loss = partial(teaching.loss, student, kept)
-        rate, steps = self._decided(trained, partial(loss, keep=keep), divergence, expected)
+        first_divergence = before[teaching.checked].divergence
+        rate, steps = self._decided(
+            lambda: find_rate(
+                trained,
+                partial(loss, keep=keep),
+                divergence,
+                first_divergence,
+                expected,
+                teaching.settings.steps,
+            )
+        )
         best_step = 0
         for attempt, (change, share_of_rate, share_of_keep, from_b) in enumerate(ATTEMPTS):
             if from_b and start != MOVED:
@@ -170,7 +174,7 @@ class Training:
                 trained,
                 partial(loss, keep=share_of_keep * keep),
                 divergence,
-                before[teaching.checked].divergence,
+                first_divergence,
                 rate=share_of_rate * rate,
                 steps=steps,
                 file=teaching.file(f"state-{attempt}.pt"),
@@ -241,7 +245,7 @@ class Training:
         start = fmean(before[kind].divergence for kind in teaching.judges)
         left = OWN_GAIN_KEPT if teaching.inputs.own is not None else GAIN_KEPT
         enough = min(start, nothing - left * (nothing - everything))
-        share = next((share for share in BACK if at(share) <= enough), 1.0)
+        share = BACK[bisect_left(BACK, True, key=lambda share: share == 1 or at(share) <= enough)]
         at(share)
         return share
 

@@ -36,7 +36,7 @@ from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import refine as refining
 from transfusion.transport.refinement import teaching, training
-from transfusion.transport.refinement.answers import OutputTargets, balance, with_similarities
+from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.descent import Schedule, find_rate, train
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
@@ -200,21 +200,6 @@ def _compared(of: training.Training, base: torch.nn.Module) -> str:
     """Take B as the start, as if π did harm."""
     of.of_starts["base"] = {kind: of.teaching.measure(base, kind) for kind in of.teaching.judges}
     return "base"
-
-
-def test_classes_that_the_fine_tune_chooses_alike_count_alike():
-    targets = OutputTargets("classes", ("logits",))
-    wanted = torch.tensor([[4.0, 0.0]] * 6 + [[0.0, 4.0]] * 2)
-    constant = torch.tensor([[4.0, 0.0]] * 8)
-    pair = {"logits": wanted}, {"logits": constant}
-    each = float(targets.loss({"logits": wanted[-1:]}, {"logits": constant[-1:]}))
-    assert float(targets.loss(*pair)) == pytest.approx(each / 4)
-    assert float(targets.loss(*pair, balanced=True)) == pytest.approx(each / 2)
-    rare = balance(torch.cat([wanted[:1].expand(63, -1), wanted[-1:]]))
-    assert float(rare.mean()) == pytest.approx(1)
-    assert float(rare.max()) < 6, "one odd input does not decide on a step"
-    by_token = ({"logits": one.reshape(2, 4, 2)} for one in (wanted, constant))
-    assert float(targets.loss(*by_token, balanced=True)) == pytest.approx(each / 4), "texts are not balanced"
 
 
 def test_the_time_decides_on_the_steps_which_the_record_keeps(cli, inputs, tmp_path):

@@ -23,8 +23,6 @@ from transfusion.model.model import Model
 from transfusion.running.activations import on_module_calls
 from transfusion.running.probes.inputs import run_model
 
-UNEVEN = 3.0
-"""The largest weight of an input in units of the mean one, and the inverse of the least."""
 Outputs = Mapping[str, Tensor]
 PAIRED = (("image_features", "text_features"), ("image_embeds", "text_embeds"))
 """Embeddings of two towers, which are compared with each other."""
@@ -54,23 +52,14 @@ class OutputTargets:
         floats = [name for name in both if teacher[name].is_floating_point()]
         return cls(VECTORS, tuple(logits or floats))
 
-    def loss(
-        self, teacher: Outputs, student: Outputs, mask: Tensor | None = None, *, balanced: bool = False
-    ) -> Tensor:
-        """Return the mean divergence of all compared outputs; 0 if they are equal.
+    def loss(self, teacher: Outputs, student: Outputs, mask: Tensor | None = None) -> Tensor:
+        """Return the mean divergence of all compared outputs; 0 if they are equal."""
+        return torch.stack([self._loss(teacher[name], student[name], mask) for name in self.names]).mean()
 
-        ``balanced`` weighs inputs by how rarely the teacher chooses their class, so that inputs which are
-        mostly of one class do not teach a constant.
-        """
-        each = (self._loss(teacher[name], student[name], mask, balanced) for name in self.names)
-        return torch.stack(list(each)).mean()
-
-    def _loss(self, teacher: Tensor, student: Tensor, mask: Tensor | None, balanced: bool) -> Tensor:
+    def _loss(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         if self.kind == CLASSES:  # KL(teacher ‖ student); masked tokens do not count
             expected, found = (one.float().log_softmax(-1) for one in (teacher, student))
             each = functional.kl_div(found, expected, log_target=True, reduction="none").sum(-1)
-            if balanced and each.ndim == 1:
-                each = each * balance(teacher)
             if mask is None or mask.shape != each.shape:
                 return each.mean()
             return (each * mask).sum() / mask.sum().clamp(min=1)
@@ -93,14 +82,6 @@ class OutputTargets:
         return float(
             functional.cosine_similarity((teacher - centre).flatten(), (student - centre).flatten(), 0)
         )
-
-
-def balance(logits: Tensor) -> Tensor:
-    """Return weights (inputs) with which all chosen classes count alike, within bounds; their mean is 1."""
-    answers = logits.argmax(-1)
-    weights = 1 / answers.bincount(minlength=logits.shape[-1])[answers]
-    weights = (weights / weights.mean()).clamp(1 / UNEVEN, UNEVEN)
-    return weights / weights.mean()
 
 
 def with_similarities(outputs: Outputs) -> dict[str, Tensor]:

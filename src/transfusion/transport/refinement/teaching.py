@@ -242,7 +242,7 @@ class Teaching:
         def distance(inputs: Inputs) -> Tensor:
             found = self.answers(student, inputs, gradients=True)
             wanted = self.wanted(inputs, gradients=True)
-            return self.targets.loss(wanted, found, inputs.get("attention_mask"), balanced=True)
+            return self.targets.loss(wanted, found, inputs.get("attention_mask"))
 
         made, *own = self.inputs.draw(step, self.batch)
         drawn = [self.inputs.made_adversarial(made, distance, step, ADVERSARIAL_SHARE), *own]

@@ -202,6 +202,18 @@ def _compared(of: training.Training, base: torch.nn.Module) -> str:
     return "base"
 
 
+def test_without_photographs_the_user_is_told_how_to_get_them(inputs, monkeypatch):
+    noted: list[str] = []
+
+    class Noted(Progress):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    monkeypatch.setattr(refinement_inputs, "has_photographs", lambda: False)
+    transport(**inputs(VIT), refine=True, refine_steps=1, progress=Noted())
+    assert any("pip install 'transfusion-rebasin[images]'" in one for one in noted)
+
+
 def test_the_time_decides_on_the_steps_which_the_record_keeps(cli, inputs, tmp_path):
     given = inputs(VIT)
     moved = transport(**given, refine=True, refine_time="1s", output=tmp_path / "out")

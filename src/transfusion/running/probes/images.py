@@ -26,9 +26,8 @@ GREY, CONTRAST = 0.5, 0.25
 
 def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """Generate ``count`` images, under the library's names."""
-    shape = size(subject)
-    natural = subject.natural and shape[0] == COLOURS and has_photographs()
-    images = (natural_images if natural else generated_images)(shape, count, seed)
+    natural = subject.natural and reads_colours(subject) and has_photographs()
+    images = (natural_images if natural else generated_images)(size(subject), count, seed)
     inputs = image_inputs(subject, normalised(subject, images))
     shown = "photographs, of overlapping shapes" if natural else "overlapping shapes"
     return inputs, f"{count} images of {shown} and of smooth noise"
@@ -48,6 +47,11 @@ def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tens
         noise = smooth_noise(shape, GRIDS[number // NOISY % len(GRIDS)], generator)
         images[number] = (GREY + CONTRAST * noise[0]).clamp(0, 1)
     return images
+
+
+def reads_colours(subject: ProbedModel) -> bool:
+    """Return whether a model reads images that may be photographs."""
+    return any(subject.takes(kind) for kind in ("image", "patches")) and size(subject)[0] == COLOURS
 
 
 def natural_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:

@@ -189,7 +189,7 @@ def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, ad
             every = torch.cat(logits)  # (texts, vocabulary)
             every[:, forbidden] = -torch.inf
             following = torch.multinomial(every.softmax(-1), 1, generator=generator)
-            if begin is not None and begin != end:
+            if begin is not None and end is not None and begin != end:
                 following = torch.where(ids[:, -1:] == end, begin, following)
             ids = torch.cat([ids, following], 1)
             advance("tokens of texts that the model writes")

@@ -27,10 +27,12 @@ from transfusion.running.probes.changed_inputs import (
     noisy,
     recombined_texts,
 )
-from transfusion.running.probes.photographs import mixed
+from transfusion.running.probes.images import reads_colours
+from transfusion.running.probes.photographs import has_photographs, mixed
 from transfusion.running.probes.probed_model import ProbedModel, joined, seeded_generator
 from transfusion.running.probes.texts import natural_length
-from transfusion.runtime.progress import phase
+from transfusion.runtime.optional_libraries import install_hint
+from transfusion.runtime.progress import phase, warn
 
 Inputs = dict[str, Tensor]
 POOL, WRITTEN = 2048, 512
@@ -78,8 +80,14 @@ class RefinementInputs:
 
     @cached_property
     def subject(self) -> ProbedModel:
+        """The model, whose images are to show photographs, and whose texts are as long as its own."""
         subject = ProbedModel(self.model, self.module, tokens=self.tokens, natural=True)
-        return replace(subject, window=natural_length(subject, self.seed)) if subject.writes else subject
+        if reads_colours(subject) and not has_photographs():
+            warn(f"synthetic images show shapes alone; for photographs, {install_hint('images')}")
+        if not subject.writes:
+            return subject
+        made = self._prepared("length", lambda: {"tokens": torch.tensor(natural_length(subject, self.seed))})
+        return replace(subject, window=int(made["tokens"]))
 
     @cached_property
     def continuous(self) -> str | None:

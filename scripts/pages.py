@@ -138,12 +138,22 @@ def transfer(part: str) -> str:
     if part == "refined":
         rows = [(name, *map(_spread, row.values())) for name, row in info["refined"].items()]
         return _minus(_table(("", *next(iter(info["refined"].values()))), rows, numbers=True))
+    if part == "tasks":
+        rows = [
+            (name, one["group"], *(_share_and_support(one[when]) for when in ("before", "now")))
+            for name, one in info["tasks"].items()
+        ]
+        return _minus(_table(("task", "group", "before", "now"), rows))
     means = {
         pair: row for pair, row in info["means"].items() if (pair == "successors") == (part == "successors")
     }
     methods = list(next(iter(means.values())))
     rows = [(pair, *(_spread(row[method]) for method in methods)) for pair, row in means.items()]
     return _minus(_table(("pair", *methods), rows, numbers=True))
+
+
+def _share_and_support(value: Mapping[str, float]) -> str:
+    return f"{value['share']:.0f} %, {value['support']:+.1f}; {value['seconds']:.0f} s"
 
 
 def _spread(value: Sequence[float]) -> str:

@@ -40,7 +40,7 @@ from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources
 from transfusion.transport.changes import resampled_kernel, resampled_positions
 from transfusion.transport.refinement import inputs as refinement_inputs
-from transfusion.transport.refinement import training
+from transfusion.transport.refinement import teaching
 from vocabularies import rearranged, save_tokenizer, trained_tokenizer, with_rows
 
 LLAMA = {
@@ -449,7 +449,7 @@ def test_the_head_of_a_lora_is_stored_in_b_s_width(lora_with_head, refine, tmp_p
     monkeypatch.setattr(refinement_inputs, "INVERTED", 16)
     monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
-    monkeypatch.setattr(training, "BATCH", 16)
+    monkeypatch.setattr(teaching, "BATCH", 16)
     folder = lora_with_head
     more = {"refine": True, "refine_steps": 4} if refine else {"alpha": 1.0}
     transport(
@@ -666,7 +666,7 @@ def test_a_refinement_goes_on_from_another_shape(tmp_path, monkeypatch):
     monkeypatch.setattr(refinement_inputs, "INVERTED", 16)
     monkeypatch.setattr(refinement_inputs, "INVERSION_STEPS", 5)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
-    monkeypatch.setattr(training, "BATCH", 16)
+    monkeypatch.setattr(teaching, "BATCH", 16)
     a = vit()
     b = vit(image_size=24, patch_size=8, hidden_size=40, num_hidden_layers=3)
     asked = {"base": a, "onto": b, "method": "functional", "force_unrelated": True}
@@ -680,7 +680,7 @@ def test_a_refinement_goes_on_from_another_shape(tmp_path, monkeypatch):
 def test_a_refinement_reads_texts_in_the_tokens_of_each_model(tmp_path, monkeypatch):
     monkeypatch.setattr(refinement_inputs, "POOL", 48)
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
-    monkeypatch.setattr(training, "BATCH", 16)
+    monkeypatch.setattr(teaching, "BATCH", 16)
     torch.manual_seed(8)
     sizes = {"a": (320, {}), "b": (290, {"hidden_size": 32, "num_attention_heads": 4})}
     for name, (tokens, changed) in sizes.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +26,16 @@ CHECKS = 20
 """How often the answers to held-out inputs are checked."""
 STUCK = 0.2
 """The share of the steps after which a training ends if nothing has improved; half of it is the warm-up."""
-RECENT, ENOUGH = 5, 0.01
-"""Half of the remaining steps are left out if so many checks improved the answers by less than this share."""
+LATER = 0.05
+"""By how much farther away a later state may be than the best one, and is taken nevertheless."""
+RECENT = 8
+"""Half of the remaining steps are left out if so many checks in a row were not the best so far."""
 TRIED, STRIDE = 4, 4.0
 """How many learning rates are tried at most, and the factor between them."""
 THROWN_OFF, NOTHING = 2.0, 1e-4
 """A rate is too high if the answers are farther away than before by this factor, and by this much."""
+UNMOVED = 0.01
+"""It is too low if they come nearer or go away by less than this share."""
 TRIAL_SHARE, LEAST_TRIAL, MOST_TRIAL = 1 / 20, 8, 16
 """The steps of such a trial, as a share of all steps, and their bounds."""
 TRIALS = 500_000
@@ -87,7 +91,7 @@ def find_rate(
             put(parameters, start)
             if not after <= THROWN_OFF * before + NOTHING:
                 rate, lowered = rate / STRIDE, True
-            elif abs(after - before) < ENOUGH * before and not lowered:
+            elif abs(after - before) < UNMOVED * before and not lowered:
                 rate *= STRIDE
             else:
                 break
@@ -133,11 +137,13 @@ def train(
             advance(f"refining, loss {float(value.detach()):.3f}", step, schedule.last)
             if step % max(1, steps // CHECKS) and step < schedule.last:
                 continue
-            if (found := divergence()) < min(values):
+            # at a lower rate, a state is better than one that was lucky at a high rate
+            if (found := divergence()) < min(values) * (1 + LATER if best_step else 1):
                 best_step = step
                 put(best, parameters)
             values.append(found)
-            if len(values) - since > RECENT and not _improves(values):
+            stays = len(values) - since > RECENT and min(values[-RECENT:]) > min(values)
+            if stays and step < schedule.last:
                 schedule, since = schedule.shortened(step), len(values)
             if file is not None:
                 now = {name: one.detach() for name, one in parameters.items()}
@@ -166,8 +172,3 @@ def _descend(parameters: Parameters, optimizer: torch.optim.Optimizer, value: Te
     torch.autograd.backward(value)
     nn.utils.clip_grad_norm_(parameters.values(), CLIP)
     optimizer.step()
-
-
-def _improves(values: Sequence[float]) -> bool:
-    """Return whether the recent checks are clearly better than those before."""
-    return min(values[-RECENT:]) < (1 - ENOUGH) * min(values[:-RECENT])

@@ -613,6 +613,15 @@ def test_the_learning_rate_rises_and_falls_to_nothing_and_never_jumps():
     assert shorter.rate(79) < 0.001
 
 
+def test_a_later_state_is_preferred_to_a_lucky_one():
+    best, taken, _ = _steps_of([0.9, 0.5, *[0.6] * 5, *[0.51] * 13])
+    assert best == len(taken) > 10, "the last one, which is hardly farther away"
+    best, _, _ = _steps_of([0.9, 0.5, *[0.6] * 18])
+    assert best == 10
+    best, _, _ = _steps_of([1.01] * 20)
+    assert best == 0, "no state farther away than the start"
+
+
 def test_a_training_that_improves_takes_all_its_steps():
     best, taken, _ = _steps_of([0.9**number for number in range(1, 21)])
     assert (best, len(taken)) == (100, 100)

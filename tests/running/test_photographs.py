@@ -93,7 +93,7 @@ def test_models_of_colour_images_are_shown_photographs_and_others_shapes(made, w
     plain = ProbedModel(Model.open(made("vit-classifier")), build(Model.open(made("vit-classifier"))))
     subject = replace(plain, natural=True)
     shapes, both = (synthetic_images(one, 6, 1)[0]["pixel_values"] for one in (plain, subject))
-    assert torch.equal(shapes[:3], both[::2]) or not torch.equal(shapes, both)
+    assert not torch.equal(shapes, both)
     assert "photographs" in synthetic_images(subject, 6, 1)[1]
     without("skimage")
     assert torch.equal(synthetic_images(subject, 6, 1)[0]["pixel_values"], shapes)

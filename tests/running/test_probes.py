@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,10 +272,23 @@ def test_texts_are_as_long_as_nine_in_ten_that_the_model_ends(ends, length, made
 def test_without_a_known_end_texts_have_a_fixed_length(made, monkeypatch):
     subject = subject_of(made("llama"))
     monkeypatch.setattr(ProbedModel, "positions", 4096)
-    monkeypatch.setattr(ProbedModel, "token", lambda self, *names: None)
+    monkeypatch.setattr(ProbedModel, "ends", [])
     assert natural_length(subject, 0) == 128
     monkeypatch.setattr(ProbedModel, "positions", 100)
     assert natural_length(subject, 0) == 100
+
+
+def test_a_model_with_several_ends_may_end_its_texts_by_each(made):
+    subject = subject_of(made("llama"))
+    end, other = subject.token("eos"), subject.vocabulary - 2
+    chat = replace(subject, module=deepcopy(subject.module), window=24)
+    chat.module.config.eos_token_id = [end, other]
+    assert chat.ends == [end, other]
+    ids = generate_texts(chat, 200, seeded_generator(0, 0))
+    for one in chat.ends:
+        ended = ids[:, 1:-1] == one
+        assert ended.any()
+        assert (ids[:, 2:][ended] == subject.token("bos")).all()
 
 
 def test_a_text_that_the_model_ends_is_followed_by_the_next_one(made):

@@ -186,8 +186,8 @@ def test_a_refinement_that_brings_nothing_writes_nothing_unless_asked_to(inputs,
     transport(**given, force_unrelated=True, progress=Noted())
     assert (tmp_path / "out").exists()
     assert any("brought nothing" in one for one in noted)
-    ways = [one.partition("the refinement ")[2] for one in noted if "came no nearer" in one]
-    assert ways == ["goes on eight times as slowly", "keeps less of B"], "from B it started already"
+    ways = [one.partition("starts again ")[2] for one in noted if "came no nearer" in one]
+    assert ways == ["at an eighth of the learning rate", "and keeps less of B"], "from B it started already"
 
 
 def _spoiled(parameters, *args, **kwargs) -> int:
@@ -209,9 +209,13 @@ def test_without_photographs_the_user_is_told_how_to_get_them(inputs, monkeypatc
         def note(self, text: str) -> None:
             noted.append(text)
 
-    monkeypatch.setattr(refinement_inputs, "has_photographs", lambda: False)
-    transport(**inputs(VIT), refine=True, refine_steps=1, progress=Noted())
-    assert any("pip install 'transfusion-rebasin[images]'" in one for one in noted)
+    shown = transport(**inputs(VIT), refine=True, refine_steps=1).metadata()["refinement"]["inputs"]
+    assert shown[0] == "synthetic inputs, half of them photographs"
+    for module in (refinement_inputs, teaching):
+        monkeypatch.setattr(module, "has_photographs", lambda: False)
+    shown = transport(**inputs(VIT), refine=True, refine_steps=1, progress=Noted()).metadata()
+    assert shown["refinement"]["inputs"][0] == "synthetic inputs"
+    assert sum("pip install 'transfusion-rebasin[images]'" in one for one in noted) == 1
 
 
 def test_the_time_decides_on_the_steps_which_the_record_keeps(cli, inputs, tmp_path):

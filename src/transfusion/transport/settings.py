@@ -128,7 +128,7 @@ class TransportSettings(MovingSettings):
     )
     refine_time: float | str | None = setting(
         None,
-        "How long training may take: 90s, 10m or 2h; in Python, seconds. It decides on the number of steps.",
+        "About how long the refinement may take: 90s, 10m or 2h; in Python also seconds. It sets the steps.",
         metavar="TIME",
         shown="no limit",
         panel=REFINING,

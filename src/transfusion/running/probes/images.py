@@ -51,6 +51,8 @@ def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tens
 
 def reads_colours(subject: ProbedModel) -> bool:
     """Return whether a model reads images that may be photographs."""
+    if subject.model.family.draws_inputs:
+        return False
     return any(subject.takes(kind) for kind in ("image", "patches")) and size(subject)[0] == COLOURS
 
 

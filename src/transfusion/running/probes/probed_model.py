@@ -139,6 +139,11 @@ class ProbedModel:
         return [one for one in ids if isinstance(one, int) and 0 <= one < self.vocabulary]
 
     @cached_property
+    def ends(self) -> list[int]:
+        """The tokens that end a text: chat models have several."""
+        return [one for one in self._tokens("eos") if one not in self.unknown]
+
+    @cached_property
     def unknown(self) -> frozenset[int]:
         """The tokens that only one of A and B has; no probe may have them."""
         if (found := self.model.vocabulary) is None:

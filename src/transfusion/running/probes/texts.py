@@ -138,13 +138,12 @@ def natural_length(subject: ProbedModel, seed: int) -> int:
     """Return how many tokens a language model's texts have until it ends most of them itself, or the most
     that are read.
     """
-    end = subject.token("eos")
-    most = ENDLESS if end is None else LONGEST
+    most = LONGEST if subject.ends else ENDLESS
     most = most if subject.positions is None else min(most, subject.positions)
-    if end is None or most <= subject.length:
+    if not subject.ends or most <= subject.length:
         return max(most, subject.length)
     written = generate_texts(replace(subject, window=most), TOGETHER, seeded_generator(seed, 9))
-    ended = (written[:, 1:] == end).int()  # (texts, tokens)
+    ended = torch.isin(written[:, 1:], torch.tensor(subject.ends)).int()  # (texts, tokens)
     lengths = torch.where(ended.any(1), ended.argmax(1) + 2, most)
     return max(subject.length, int(lengths.float().quantile(ENDED)))
 
@@ -166,9 +165,11 @@ def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator)
 
 
 def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, advance: Advance) -> Tensor:
-    end = None if subject.window is None else subject.token("eos")
-    begin = None if end is None else subject.token("bos", "eos")
-    forbidden = torch.tensor(sorted((subject.special - {end}) | subject.unknown), dtype=torch.int64)
+    ends = torch.tensor([] if subject.window is None else subject.ends, dtype=torch.int64)
+    begin = subject.token("bos")
+    forbidden = torch.tensor(
+        sorted((subject.special - {*ends.tolist()}) | subject.unknown), dtype=torch.int64
+    )
     rows = torch.split(torch.arange(len(ids)), TOGETHER)  # of the texts that go through the model together
     caches: list[Any] = [None] * len(rows)
     logits = [torch.empty(0)] * len(rows)
@@ -189,8 +190,8 @@ def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, ad
             every = torch.cat(logits)  # (texts, vocabulary)
             every[:, forbidden] = -torch.inf
             following = torch.multinomial(every.softmax(-1), 1, generator=generator)
-            if begin is not None and end is not None and begin != end:
-                following = torch.where(ids[:, -1:] == end, begin, following)
+            if begin is not None and begin not in ends:
+                following = torch.where(torch.isin(ids[:, -1:], ends), begin, following)
             ids = torch.cat([ids, following], 1)
             advance("tokens of texts that the model writes")
     return ids

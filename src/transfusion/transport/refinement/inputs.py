@@ -31,8 +31,7 @@ from transfusion.running.probes.images import reads_colours
 from transfusion.running.probes.photographs import has_photographs, mixed
 from transfusion.running.probes.probed_model import ProbedModel, joined, seeded_generator
 from transfusion.running.probes.texts import natural_length
-from transfusion.runtime.optional_libraries import install_hint
-from transfusion.runtime.progress import phase, warn
+from transfusion.runtime.progress import phase
 
 Inputs = dict[str, Tensor]
 POOL, WRITTEN = 2048, 512
@@ -82,8 +81,8 @@ class RefinementInputs:
     def subject(self) -> ProbedModel:
         """The model, whose images are to show photographs, and whose texts are as long as its own."""
         subject = ProbedModel(self.model, self.module, tokens=self.tokens, natural=True)
-        if reads_colours(subject) and not has_photographs():
-            warn(f"synthetic images show shapes alone; for photographs, {install_hint('images')}")
+        if reads_colours(subject) and has_photographs():
+            self.about[0] = "synthetic inputs, half of them photographs"
         if not subject.writes:
             return subject
         made = self._prepared("length", lambda: {"tokens": torch.tensor(natural_length(subject, self.seed))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -78,6 +79,7 @@ def refine(
             f" have: {listing(output.decisive)}",
             hint="leave out `refine_rank`, and write a model",
         )
+    began = time.monotonic()
     kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings)}")
     threads = settings.threads or jobs or _fitting_threads(teacher, kept)
     torch.set_num_threads(threads)
@@ -95,7 +97,7 @@ def refine(
     teaching = Teaching(
         teacher, b, of_b, starts[MOVED], settings, same_class=not [*output.dropped, *carried], kept=kept
     )
-    training = Training(teaching, progress)
+    training = Training(teaching, progress, began)
     start = training.choose(starts)
     if start == BASE:
         progress.warn("π takes B's answers away from the fine-tune's, so the refinement starts from B")

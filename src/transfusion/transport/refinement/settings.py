@@ -32,7 +32,7 @@ class RefinementSettings:
     calibrate: str | None = None
     """The user's unlabelled inputs."""
     time: float | None = None
-    """The seconds that it may take, from which the number of steps follows."""
+    """The seconds that it may take, about, from which the number of steps follows."""
     seed: int = 0
     threads: int | None = None
     """How many threads train, which may change the last digits; None to try how many are fastest."""

@@ -35,9 +35,9 @@ LEARNED = 0.98
 """The agreement with the fine-tune from which on nothing is left to learn."""
 ATTEMPTS = (
     ("", 1.0, 1.0, False),
-    ("goes on eight times as slowly", 1 / 8, 1.0, False),
-    ("starts again from B", 1.0, 1.0, True),
-    ("keeps less of B", 1.0, 1 / 10, False),
+    ("at an eighth of the learning rate", 1 / 8, 1.0, False),
+    ("and keeps less of B", 1.0, 1 / 10, False),
+    ("from B", 1.0, 1.0, True),
 )
 """What is tried in turn while nothing improves: what is said of it, the shares of the learning rate and of
 the weight of B's answers, and whether B is the start.
@@ -52,9 +52,10 @@ which are not those of the task, and on the user's own."""
 class Training:
     """One refinement, from its starts to the trained student."""
 
-    def __init__(self, teaching: Teaching, progress: Progress = SILENT) -> None:
+    def __init__(self, teaching: Teaching, progress: Progress = SILENT, began: float | None = None) -> None:
+        """``began`` is when the time of the refinement began, on the monotonic clock."""
         self.teaching, self.progress = teaching, progress
-        self.began = time.monotonic()
+        self.began = time.monotonic() if began is None else began
         self.of_starts: dict[str, dict[str, Agreement]] = {}
         """How near each start is to the fine-tune, on the inputs that decide."""
 
@@ -148,18 +149,10 @@ class Training:
         def divergence() -> float:
             return teaching.measure(student, teaching.checked).divergence
 
-        keep, first, of_b = teaching.settings.keep, copied(trained), self._values_of_b(trained)
-        loss = partial(teaching.loss, student, kept)
-        first_divergence = before[teaching.checked].divergence
+        keep, loss = teaching.settings.keep, partial(teaching.loss, student, kept)
+        apart, most = before[teaching.checked].divergence, teaching.settings.steps
         rate, steps = self._decided(
-            lambda: find_rate(
-                trained,
-                partial(loss, keep=keep),
-                divergence,
-                first_divergence,
-                expected,
-                teaching.settings.steps,
-            )
+            partial(find_rate, trained, partial(loss, keep=keep), divergence, apart, expected, most)
         )
         best_step = 0
         for attempt, (change, share_of_rate, share_of_keep, from_b) in enumerate(ATTEMPTS):
@@ -167,14 +160,16 @@ class Training:
                 continue
             if change:
                 self.progress.warn(
-                    f"the answers came no nearer to the fine-tune's, so the refinement {change}"
+                    f"the answers came no nearer to the fine-tune's: the refinement starts again {change}"
                 )
-            put(trained, {**first, **of_b} if from_b else first)
+            first = copied(trained) if from_b else {}  # a training in vain leaves its start
+            if from_b:
+                put(trained, {**first, **self._values_of_b(trained)})
             best_step = train(
                 trained,
                 partial(loss, keep=share_of_keep * keep),
                 divergence,
-                first_divergence,
+                apart,
                 rate=share_of_rate * rate,
                 steps=steps,
                 file=teaching.file(f"state-{attempt}.pt"),
@@ -182,6 +177,8 @@ class Training:
             )
             if best_step or before[teaching.checked].share > LEARNED:
                 break
+            if from_b:
+                put(trained, first)
         with phase("comparing the result with the fine-tune"):
             share = self._go_back(student, trained, before) if keep and best_step else 1.0
             after = {kind: teaching.measure(student, kind) for kind in teaching.held_out}

@@ -8,6 +8,7 @@
 # make bench-memory    memory and throughput of a transport, against a copy and mergekit (16 GB of disk, ten minutes)
 # make bench-growth    time and memory of every verb against parameters, 20 M to 1.4 B (25 GB of disk, three quarters of an hour)
 # make bench-functional  time and memory of functional alignment, against its floor (20 GB of disk, an hour or more)
+# make bench-refine  memory, time and quality of a refinement of language models (10 GB of disk, an hour)
 # make bench-successors  how much of a LoRA arrives on successors of its base, and whether drift predicts it (five minutes)
 # make bench-barrier    the loss between two models trained on real images, method by method
 # make experiments      the paper's tables and figures on small models (half an hour the first time)
@@ -19,7 +20,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: docs pages families experiments
-.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport bench-functional bench-successors bench-growth zoo
+.PHONY: demo test test-slow check lint clean bench bench-memory bench-barrier bench-transport bench-functional bench-successors bench-growth bench-refine zoo
 
 demo: .venv/ready
 	$(BIN)/transfusion demo
@@ -73,6 +74,9 @@ bench-functional: .venv/ready
 
 bench-successors: .venv/ready
 	$(BIN)/python benchmarks/successors.py
+
+bench-refine: .venv/ready
+	PYTHONPATH=benchmarks $(BIN)/python -m refining $(REFINE)
 
 bench-barrier: .venv/ready
 	$(BIN)/python -m experiments barrier --small

@@ -20,9 +20,9 @@ from experiments.pictures import draw_strengths
 from experiments.recipes import PAIR, RECIPES, Kind, Recipe, recipe
 from experiments.settings import Scale
 from experiments.small import SMALL
-from transfusion.cli import views
 from transfusion.cli.console import out
 from transfusion.files.publishing import publish_file
+from transfusion.report import views
 from transfusion.report.figures import draw_barriers
 from transfusion.runtime.run_record import RunRecord
 

@@ -32,6 +32,32 @@ also moved, alone, and did change the outputs; [the reasons](#why-an-axis-stays)
 `head/qk` is the axis `qk` within each `head`. *In pairs*: pairs of units are rotated by any angle and not
 permuted (rotary positions). Written by `make families`."""
 
+ASKED = {
+    "gated delta nets, whose projections one tool keeps together and another apart (`in_proj_q/k/v/z/b/a`)": (
+        "thinking-machines-lab/tinker-cookbook#525",
+        "sgl-project/sglang#30499",
+        "vllm-project/vllm#39369",
+        "vllm-project/vllm#49354",
+    ),
+    "Gemma 4's linear maps with limits": (
+        "unslothai/unsloth#4807",
+        "huggingface/transformers#45388",
+        "p-e-w/heretic#278",
+    ),
+    "LoRAs of Flux.1 on Chroma": ("croquelois/forgeChroma#4",),
+    "LoRAs of LTX-2.3 on LTX-2.5": ("deepbeepmeep/Wan2GP#2155", "deepbeepmeep/Wan2GP#2139"),
+    "adapters trained on a quantised base": ("unslothai/unsloth-zoo#810", "huggingface/peft#2105"),
+    "Nemotron-H, its state-space layers": ("huggingface/peft#3554",),
+    "DeepSeek V4": ("vllm-project/vllm#57166", "vllm-project/vllm#55683", "modelscope/ms-swift#9563"),
+    "Jamba": ("axolotl-ai-cloud/axolotl#1449", "vllm-project/vllm#11209"),
+    "Mamba, Falcon Mamba": ("state-spaces/mamba#15", "unslothai/unsloth#242", "huggingface/peft#2556"),
+    "Moonshine": ("moonshine-ai/moonshine#86",),
+    "Parakeet": ("NVIDIA-NeMo/Speech#13825", "huggingface/audio-transformers-course#230"),
+}
+"""Threads in which people ask for adapters or fine-tunes of new families, or stumble over them."""
+NOT_FOUND = ("vllm-project/vllm#39369",)
+"""Threads that were named to us, and that the search for them did not show."""
+
 
 @dataclass
 class Row:
@@ -90,6 +116,18 @@ def page(rows: list[Row]) -> Iterator[str]:
     yield "\n## Certified on\n\n| family | classes |\n|---|---|"
     for row in rows:
         yield f"| `{row.family}` | {', '.join(row.classes)} |"
+    yield "\n## Who asked\n"
+    yield "Threads about adapters and fine-tunes of these families in other tools. For families that are not"
+    yield "listed, none was found or looked for.\n\n| what | where it was asked |\n|---|---|"
+    for what, threads in ASKED.items():
+        yield f"| {what} | {', '.join(map(linked, threads))} |"
+
+
+def linked(thread: str) -> str:
+    """Return a thread as a link."""
+    repository, _, number = thread.partition("#")
+    unseen = " (not found when it was searched)" if thread in NOT_FOUND else ""
+    return f"[{repository.split('/')[1]}#{number}](https://github.com/{repository}/issues/{number}){unseen}"
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ from rich.table import Table as View
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from small_models import CASES, Case
-from transfusion.architecture.binding import bind
+from transfusion.architecture.binding import bind, blocks_of
 from transfusion.architecture.layouts import parse
-from transfusion.architecture.table import Axis, Rows, Symmetry, Table
+from transfusion.architecture.table import UNREAD, Axis, Rows, Symmetry, Table
 from transfusion.errors import TransfusionError
 from transfusion.families import all_families
 from transfusion.model.model import Model
@@ -42,9 +42,11 @@ Replace = Callable[[str | None], Table]
 
 
 def rows_of(table: Table) -> Iterator[tuple[str, str, Replace]]:
-    """Every row, with a function that gives the table with that row replaced."""
+    """Every row that the library reads, with a function that gives the table with that row replaced."""
     for number, stack in enumerate(table.stacks):
         for name, layout in stack.rows.items():
+            if layout.startswith(UNREAD) or not blocks_of(name, stack):
+                continue
             yield name, layout, partial(in_stack, table, number, name)
     for part in ("rows", "heads"):
         for name, layout in getattr(table, part).items():
@@ -116,7 +118,7 @@ def claims(pattern: str, present: set[str]) -> bool:
 def stream(name: str) -> str:
     """Points of one stream are one axis while the stream is tied; swapping them may be no corruption."""
     point = name.split("@", maxsplit=1)[0].rsplit(".", maxsplit=1)[-1]
-    return "the stream" if point in ("x", "y", "z") else name
+    return "the stream" if point in ("x", "y", "z", "w") else name
 
 
 def swap(first: str, second: str) -> Callable[[str], str]:

@@ -5,7 +5,9 @@ A generated part stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->`
 - ``verbs``: every verb with its arguments and options, from the command line itself;
 - ``demo KIND``: the tables of the demo, from benchmarks/results, which scripts/measure_demo.py writes;
 - ``growth``: time and memory of the verbs by size, from benchmarks/growth/measured.json;
-- ``transfer PART``, ``arrives``: tables of the benchmark of transfer, from benchmarks/transfer/measured.json.
+- ``transfer PART``, ``arrives``: tables of the benchmark of transfer, from benchmarks/transfer/measured.json;
+- ``zoo PART``, ``refining PART``: the same of models that others made, and of refinement by answers;
+- ``recommendation``: what to do with two bases of which nothing is known, as errors and ``--help`` say it.
 
 With ``--check`` nothing is written; stale pages are listed, and the exit code is 1. docs/families.md, which
 takes minutes to measure, is written by scripts/family_table.py.
@@ -187,7 +189,7 @@ def arrives(_: str) -> str:
         ("ViT, CIFAR-10", measured("cifar")),
         ("BERT, sentiment of reviews", measured("text")),
     ]
-    head = ("A and B", "τ added unchanged", "default", "`--method functional`", "… with `--refine`")
+    head = ("A and B", "τ added unchanged", "permuted", "`--method functional`", "`--refine`")
     cells = [
         (name, *("" if share is None else f"{round(share)} %" for share in shares or [None] * 4))
         for name, shares in rows
@@ -250,6 +252,23 @@ def growth(_: str) -> str:
     return f"{about(info)}\n{summary(info)}"
 
 
+def refining(part: str) -> str:
+    """Return a table of the benchmark of refinement by answers: its memory and time, or what arrives."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from refining import tables
+
+    made = getattr(tables, part)
+    return _minus(made(json.loads((ROOT / "benchmarks/refining/measured.json").read_text())))
+
+
+def recommendation(_: str) -> str:
+    """Return the recommendation with its parameters as options."""
+    from transfusion.cli.console import in_options
+    from transfusion.matching.methods import RECOMMENDATION
+
+    return re.sub(r"`[^`]+`", lambda found: f"`{in_options(found[0])}`", RECOMMENDATION) + "\n"
+
+
 def _demo(kind: str) -> list[Any]:
     found: list[Any] = json.loads((ROOT / f"benchmarks/results/demo-{kind}.json").read_text())
     return found
@@ -279,6 +298,8 @@ def filled(text: str) -> str:
         "transfer": transfer,
         "arrives": arrives,
         "zoo": zoo,
+        "refining": refining,
+        "recommendation": recommendation,
     }
 
     def fill(found: re.Match[str]) -> str:

@@ -22,9 +22,9 @@ from zoo.packages import ZOO
 Score = Callable[[nn.Module], float]
 WAYS: dict[str, dict[str, Any]] = {
     "unchanged": {"method": "naive"},
-    "default": {},
+    "default": {"method": "guarded"},
     "functional": {"method": "functional"},
-    "refined": {"method": "auto", "refine": True},
+    "refined": {"refine": True},
 }
 """The ways to move a fine-tune that the table shows, and what they are called in Python."""
 

@@ -24,7 +24,7 @@ def advised(a: Path, b: Path) -> Way:
     """Return the advice of `align` with its default: its share is 1 if it says "not alignable"."""
     began = time.process_time()
     try:
-        advice = transfusion.align(a, b).provenance.advice
+        advice = transfusion.align(a, b, method="guarded").provenance.advice
     except TransfusionError as error:
         return Way(None, None, time.process_time() - began, error.message.replace(f"{ZOO}/", ""))
     right = advice["verdict"] == Verdict.DOUBT

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transfusion.report.page import report
     from transfusion.runtime.resources import Resources
     from transfusion.transport.apply import apply
+    from transfusion.transport.ask import ask
     from transfusion.transport.transport import merge, transport
     from transfusion.verification.verify import predict, verify
 
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "align",
     "apply",
+    "ask",
     "barrier",
     "evaluate",
     "fewshot",
@@ -57,6 +59,7 @@ _HOMES = {
     "TransfusionError": "errors",
     "align": "matching.align",
     "apply": "transport.apply",
+    "ask": "transport.ask",
     "barrier": "evaluation.barrier",
     "evaluate": "evaluation.evaluate",
     "fewshot": "evaluation.fewshot",

@@ -24,7 +24,7 @@ from transfusion.model.model import Model
 
 @pytest.fixture(scope="module")
 def pi(made) -> Alignment:
-    return align(made("llama", 1), made("llama", 2))
+    return align(made("llama", 1), made("llama", 2), method="guarded")
 
 
 def test_saving_and_loading_returns_the_same_alignment(pi, tmp_path):

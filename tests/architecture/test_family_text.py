@@ -262,6 +262,7 @@ def test_anything_else_is_not_an_expression(text, message):
         ("ignores @nothing", "line 2: there is no list of keys 'nothing'"),
         ("@nothing", "line 2: there is no fragment 'nothing'"),
         ("family a", "line 2: the family a is there already"),
+        ("fragment f\n    axis a\nfragment f\n    axis b", "line 4: the fragment f is there already"),
         ("defaults a = b", "line 2: b is not a value"),
     ],
 )

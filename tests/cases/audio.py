@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from making import Case, case, transformers_model
 
 WHISPER = {
@@ -41,6 +43,26 @@ WAV2VEC2 = {
     "classifier_proj_size": 15,
     "vocab_size": 31,
     "num_labels": 7,
+}
+MOONSHINE = {
+    "hidden_size": 40,
+    "intermediate_size": 22,
+    "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 3,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_attention_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    "vocab_size": 31,
+    "pad_token_id": 0,
+}
+PARAKEET = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 7,
+    "num_mel_bins": 16,
 }
 LARGE = {**WAV2VEC2, "feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 CODES = {
@@ -93,12 +115,47 @@ def _published(
     return Case(name, make, family, partial(_keep_as_published, older))
 
 
+def _parakeet(name: str, head: str = "", **more: Any) -> Case:
+    """A conformer whose means and variances are those of some training, and perhaps its head."""
+    config = {**PARAKEET, **more}
+    if not head:
+        return Case(
+            name, partial(_normed, "ParakeetEncoder", "ParakeetEncoderConfig", config), "parakeet_encoder"
+        )
+    settings = {"encoder_config": config, "vocab_size": 31, "pad_token_id": 30}
+    if head != "CTC":
+        settings |= {"decoder_hidden_size": 18, "blank_token_id": 29}
+    family = "parakeet" if head == "CTC" else "parakeet_transducer"
+    return Case(name, partial(_normed, f"ParakeetFor{head}", f"Parakeet{head}Config", settings), family)
+
+
+def _normed(model: str, kind: str, settings: dict[str, Any]) -> Any:
+    made = transformers_model(model, kind, **settings)
+    generator = torch.Generator().manual_seed(9)
+    for name, buffer in made.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    return made
+
+
 CASES = (
+    _parakeet("parakeet_encoder"),
+    _parakeet("parakeet_encoder-plain", subsampling_factor=4, attention_bias=False, convolution_bias=False,
+              scale_input=False),
+    _parakeet("parakeet", "CTC"),
+    _parakeet("parakeet-early", "CTC", subsampling_factor=2),
+    _parakeet("parakeet_transducer", "TDT"),
+    _parakeet("parakeet_transducer-plain", "RNNT"),
     case("whisper", "whisper", "WhisperModel", "WhisperConfig", WHISPER),
     case("whisper-generation", "whisper", "WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
     case("whisper-untied", "whisper", "WhisperForConditionalGeneration", "WhisperConfig", WHISPER, tie_word_embeddings=False),
     case("whisper-classifier", "whisper", "WhisperForAudioClassification", "WhisperConfig", WHISPER),
     _published("whisper-as-published", "whisper", "WhisperForConditionalGeneration", "WhisperConfig", OF_WHISPER, **WHISPER),
+    case("moonshine", "moonshine", "MoonshineForConditionalGeneration", "MoonshineConfig", MOONSHINE),
+    case("moonshine-bare", "moonshine", "MoonshineModel", "MoonshineConfig", MOONSHINE, attention_bias=True),
+    case("moonshine-untied", "moonshine", "MoonshineForConditionalGeneration", "MoonshineConfig", MOONSHINE,
+         tie_word_embeddings=False, pad_head_dim_to_multiple_of=8,
+         rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0}),
     case("wav2vec2", "wav2vec2", "Wav2Vec2Model", "Wav2Vec2Config", WAV2VEC2),
     case("wav2vec2-letters", "wav2vec2", "Wav2Vec2ForCTC", "Wav2Vec2Config", WAV2VEC2),
     case("wav2vec2-unmasked", "wav2vec2", "Wav2Vec2ForCTC", "Wav2Vec2Config", WAV2VEC2, mask_time_prob=0.0),

@@ -12,8 +12,22 @@ NEOX = {"hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 20, "n
 FALCON = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": LAYERS, "ffn_hidden_size": 20}
 OPT = {"hidden_size": 24, "num_attention_heads": 4, "ffn_dim": 20, "num_hidden_layers": LAYERS}
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 4,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+"""Queries grow with their position, too."""
+
 CASES = (
     case("qwen2", "llama", "Qwen2ForCausalLM", "Qwen2Config", BASE),
+    case("ministral3", "llama", "Ministral3ForCausalLM", "Ministral3Config", BASE, rope_parameters=YARN),
     case("qwen3", "qwen3", "Qwen3ForCausalLM", "Qwen3Config", BASE),
     case("qwen3-classifier", "qwen3", "Qwen3ForSequenceClassification", "Qwen3Config", BASE),
     case("gemma", "gemma", "GemmaForCausalLM", "GemmaConfig", BASE),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cases.decoders import YARN
+from cases.hybrid import DELTA, DELTA_MOE
 from making import Case, case
 
 CLIP = {
@@ -62,6 +64,9 @@ MROPE_3 = {
     **TEXT,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]},
 }
+M_ROPE_IN_PART = {**DELTA["rope_parameters"], "mrope_section": [1, 1, 1]}
+HYBRID = {**DELTA, "max_position_embeddings": 64, "rope_parameters": M_ROPE_IN_PART}
+HYBRID_MOE = {**DELTA_MOE, **HYBRID}
 QWEN_TOKENS = {
     "image_token_id": 5,
     "video_token_id": 6,
@@ -89,7 +94,56 @@ LLAMA4 = {
     "projector_output_dim": 22,
 }
 
+GRID = {"image_grid_pinpoints": [[12, 24], [12, 12]], **IMAGE}
+INTERNVL = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+    "image_size": [16, 16],
+    "patch_size": [4, 4],
+}
 CASES = (
+    seeing("llava-next", "llava_next", "LlavaNextForConditionalGeneration", CLIP, text("mistral"), **GRID),
+    seeing(
+        "llava-onevision",
+        "llava_onevision",
+        "LlavaOnevisionForConditionalGeneration",
+        SIGLIP,
+        text("qwen2"),
+        video_token_index=6,
+        **GRID,
+    ),
+    case("internvl-vision", "internvl_vision", "InternVLVisionModel", "InternVLVisionConfig", INTERNVL),
+    case(
+        "internvl-vision-normed",
+        "internvl_vision",
+        "InternVLVisionModel",
+        "InternVLVisionConfig",
+        INTERNVL,
+        use_qk_norm=True,
+        use_mean_pooling=False,
+        norm_type="rms_norm",
+        attention_bias=True,
+        use_mask_token=True,
+    ),
+    seeing(
+        "internvl",
+        "internvl",
+        "InternVLForConditionalGeneration",
+        {**INTERNVL, "model_type": "internvl_vision"},
+        text("qwen2"),
+        image_token_id=5,
+        tie_word_embeddings=False,
+    ),
+    seeing(
+        "internvl-tied",
+        "internvl",
+        "InternVLModel",
+        {**INTERNVL, "model_type": "internvl_vision"},
+        text("qwen3"),
+        image_token_id=5,
+    ),
     seeing(
         "llama4-vision",
         "llama4-vision",
@@ -133,6 +187,16 @@ CASES = (
         PIXTRAL,
         text("mistral"),
         spatial_merge_size=2,
+        **IMAGE,
+    ),
+    seeing(
+        "mistral3-ministral3",
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        PIXTRAL,
+        text("ministral3", rope_parameters=YARN),
+        spatial_merge_size=2,
+        tie_word_embeddings=True,
         **IMAGE,
     ),
     case(
@@ -212,6 +276,23 @@ CASES = (
         "Qwen2_5_VLForConditionalGeneration",
         {**QWEN, "window_size": 16, "fullatt_block_indexes": [1]},
         MROPE,
+        tie_word_embeddings=True,
+        **QWEN_TOKENS,
+    ),
+    seeing(
+        "qwen3_5-vision",
+        "qwen3_5-vision",
+        "Qwen3_5ForConditionalGeneration",
+        {**QWEN, "num_position_embeddings": 16},
+        HYBRID,
+        **QWEN_TOKENS,
+    ),
+    seeing(
+        "qwen3_5_moe-vision",
+        "qwen3_5_moe-vision",
+        "Qwen3_5MoeForConditionalGeneration",
+        {**QWEN, "num_position_embeddings": 16},
+        HYBRID_MOE,
         tie_word_embeddings=True,
         **QWEN_TOKENS,
     ),

@@ -98,6 +98,38 @@ def timm_eva(name: str, architecture: str) -> Case:
     return timm_vit(name, architecture, "timm-eva", num_heads=3)
 
 
+CONVNEXT = {"hidden_sizes": [6, 9, 13, 10], "depths": [1, 2, 1, 2], "image_size": 64}
+SAM2 = {
+    "vision_config": {
+        "backbone_config": {
+            "model_type": "sam2_hiera_det_model",
+            "hidden_size": 12,
+            "image_size": [64, 64],
+            "blocks_per_stage": [1, 2, 1, 1],
+            "embed_dim_per_stage": [12, 18, 20, 30],
+            "num_attention_heads_per_stage": [3, 3, 4, 5],
+            "window_size_per_stage": [4, 2, 2, 2],
+            "global_attention_blocks": [2],
+            "window_positional_embedding_background_size": [5, 5],
+            "mlp_ratio": 1.5,
+        },
+        "backbone_channel_list": [30, 20, 18, 12],
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        "fpn_hidden_size": 24,
+    },
+    "prompt_encoder_config": {
+        "hidden_size": 24,
+        "image_size": 64,
+        "patch_size": 16,
+        "mask_input_channels": 8,
+    },
+    "mask_decoder_config": {
+        "hidden_size": 24,
+        "num_attention_heads": 3,
+        "mlp_dim": 22,
+        "iou_head_hidden_dim": 10,
+    },
+}
 CASES = (
     timm_eva("timm-eva02", "eva02_base_patch14_224"),
     timm_eva("timm-eva02-clip", "eva02_base_patch16_clip_224"),
@@ -145,6 +177,8 @@ CASES = (
         use_gated_mlp=True,
         key_bias=True,
     ),
+    case("dinov3-convnext", "dinov3_convnext", "DINOv3ConvNextModel", "DINOv3ConvNextConfig", CONVNEXT),
+    case("sam2", "sam2", "Sam2Model", "Sam2Config", SAM2),
     case("beit", "beit", "BeitModel", "BeitConfig", BEIT, use_mask_token=True),
     case("beit-shared", "beit", "BeitModel", "BeitConfig", BEIT_SHARED, use_mean_pooling=False),
     case("beit-masked", "beit", "BeitForMaskedImageModeling", "BeitConfig", BEIT_SHARED),

@@ -25,7 +25,9 @@ from safetensors import SafetensorError
 import transfusion
 from small_models import CASES, finetuned
 from transfusion.cli import console
-from transfusion.cli.console import in_options, one_line, printable
+from transfusion.cli.console import in_options
+from transfusion.runtime import terminal as terminal_room
+from transfusion.runtime.terminal import one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,8 @@ def test_only_line_breaks_are_more_than_letters():
 
 def test_a_phase_within_a_phase_has_a_bar_below_it(monkeypatch):
     terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(console, "err", terminal)
-    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(terminal_room, "err", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     messages = console.Messages(quiet=False)
     with messages.bar(4, "outside") as outside:
         outside("outer work")
@@ -66,8 +68,8 @@ def test_a_phase_within_a_phase_has_a_bar_below_it(monkeypatch):
 
 def test_without_a_terminal_a_long_phase_prints_a_line_now_and_then(monkeypatch, capsys):
     now = [100.0]
-    monkeypatch.setattr(console, "monotonic", lambda: now[0])
-    monkeypatch.setattr(console, "err", Console(stderr=True, highlight=False, soft_wrap=True))
+    monkeypatch.setattr(terminal_room, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal_room, "err", Console(stderr=True, highlight=False, soft_wrap=True))
     for quiet in (False, True):
         with console.Messages(quiet=quiet).bar(600, "refining") as advance:
             for step in range(100):
@@ -113,7 +115,7 @@ def test_strings_of_a_file_do_not_steer_the_terminal(cli, made, tmp_path):
 @pytest.mark.parametrize(("total", "shown"), [(None, "reading"), (3, "1/3 reading")])
 def test_a_bar_fits_into_80_columns_and_counts_only_towards_a_known_total(total, shown, monkeypatch):
     terminal = Console(width=80, file=StringIO(), force_terminal=True)
-    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(terminal_room, "err", terminal)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with console.Messages(quiet=False).bar(total, "reading") as advance:
         advance("reading the weights of both bases, " * 9)
@@ -222,7 +224,7 @@ def _hints() -> Iterator[tuple[str, str]]:
 def test_hints_name_parameters_which_the_command_line_shows_as_options():
     """Hints reach users of Python, too: options are for the command line, and for whole commands to type."""
     for module, hint in _hints():
-        command = any(word in hint for word in ("transfusion ", "ray ", "command line"))
+        command = any(word in hint for word in ("transfusion ", "hf upload ", "ray ", "command line"))
         assert command or "--" not in hint, (module, hint)
         assert not re.search(r"`[a-z_]+(=[^`]*)?`", in_options(hint)), (module, hint)
 

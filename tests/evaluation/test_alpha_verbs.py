@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from small_models import CASES, finetuned
 from tests.evaluation.test_evaluation import CLASSIFIER, PETS, READERS, TEMPLATES
-from transfusion.cli import views
 from transfusion.evaluation.classes import Classes
 from transfusion.evaluation.evaluate import evaluate
 from transfusion.evaluation.fewshot import fewshot
@@ -24,6 +23,7 @@ from transfusion.evaluation.settings import alphas
 from transfusion.evaluation.sweep import sweep
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.align import align
+from transfusion.report import views
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.transport import transport
 from wording import put_tokenizer
@@ -71,7 +71,7 @@ def test_sweep_in_a_table_a_file_and_a_figure(run, job, tmp_path):
     code, out, err = run("sweep", *more, "-o", file, "-o", figure)
     assert (code, err) == (0, "")
     assert "naive" in out
-    assert "guarded" in out
+    assert "auto" in out
     assert "Best α on the task: naive" in out
     assert len(re.findall(r"^│ +0 │", out, re.MULTILINE)) == 1, "α = 0 is B, which is shown force_unrelated"
     assert out.endswith(f"written to {file}\nwritten to {figure}\n")
@@ -84,7 +84,7 @@ def test_sweep_in_a_table_a_file_and_a_figure(run, job, tmp_path):
         assert curve["points"][0]["gain"] == {"task": 0, "support": 0}
     drawn = "".join(ElementTree.parse(figure).getroot().itertext())
     assert "B + α·τ, naive" in drawn
-    assert "B + α·π(τ), guarded" in drawn
+    assert "B + α·π(τ), auto" in drawn
     assert "Task: data.safetensors" in drawn
     assert "Support: data.safetensors" in drawn
 
@@ -172,7 +172,7 @@ def test_fewshot_writes_what_transport_takes(run, cli, job, tmp_path):
         *("--results", files["all.json"], "--results", files["all.svg"], "--test", data),
     )
     assert (code, err) == (0, "")
-    assert "B + α·π(τ), guarded, α learned" in out
+    assert "B + α·π(τ), auto, α learned" in out
     assert "Learned from 14 examples of" in out
     assert "They are the examples that were not drawn." in out
     result = json.loads(files["all.json"].read_text())

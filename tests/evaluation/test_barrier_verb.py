@@ -19,7 +19,7 @@ def job(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
     vias = [
-        align(a, b, residual=residual).save(folder / f"{residual}.safetensors")
+        align(a, b, residual=residual, advice=False).save(folder / f"{residual}.safetensors")
         for residual in ("untied", "tied")
     ]
     images = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -39,11 +39,11 @@ def test_a_table_of_all_ways(run, job):
     code, out, err = run("--via", untied, "--via", tied, "--points", 3)
     assert (code, err) == (0, "")
     assert "vanilla" in out
-    assert "guarded (untied)" in out
-    assert "guarded (tied)" in out
+    assert "auto (untied)" in out
+    assert "auto (tied)" in out
     assert all(f" {alpha} " in out for alpha in ("0", "0.5", "1"))
     assert "20 examples of" in out
-    assert "Shortcuts that carry P_out·P_inᵀ at α = 0: guarded (untied): interpolated." in out
+    assert "Shortcuts that carry P_out·P_inᵀ at α = 0: auto (untied): interpolated." in out
     assert "does not compute what A computes" not in out
 
 
@@ -52,7 +52,7 @@ def test_results_for_programs(run, job):
     _, out, _ = run("--via", untied, "--via", untied, "--via", tied, "--no-vanilla", "--points", 3, "--json")
     result = json.loads(out)
     labels = [curve["label"] for curve in result["curves"]]
-    assert labels == ["guarded (untied) 1", "guarded (untied) 2", "guarded (tied)"]
+    assert labels == ["auto (untied) 1", "auto (untied) 2", "auto (tied)"]
     assert result["examples"] == 20
     assert result["question"] == "class of every example"
     first = result["curves"][0]

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from making import case
 from small_models import VIT
-from transfusion.cli import views
+from transfusion.report import views
 
 TWO = case("vit-two", "vit", "ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 2})
 

@@ -146,7 +146,7 @@ def test_no_coefficient_falls_below_zero(planted):
 
 def test_the_training_loss_falls_and_the_file_gives_the_same_model(job, tmp_path):
     found = fewshot(**job, shots=3, epochs=6, seed=1)
-    assert [curve.label for curve in found.curves] == ["naive", "guarded"]
+    assert [curve.label for curve in found.curves] == ["naive", "auto"]
     lines = Lines.of(job["finetuned"], job["base"], job["onto"])
     evaluator = evaluator_of(lines, job["data"])
     scored = job["data"].chosen(remaining_examples(evaluator, draw_shots(evaluator, 3, seed=1)))

@@ -105,7 +105,7 @@ def test_rounding_takes_the_nearest_permutation():
 
 def test_a_pi_made_for_plain_shortcuts_gets_them(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
-    data, pi = examples(a), align(a, b)
+    data, pi = examples(a), align(a, b, advice=False)
     metadata = dataclasses.replace(pi.provenance, options={**pi.provenance.options, "plain_shortcuts": True})
     ablated = dataclasses.replace(pi, provenance=metadata)
     assert one_barrier(a, b, via=ablated, data=data, points=2).shortcuts is Shortcuts.PLAIN
@@ -119,7 +119,9 @@ def test_a_shuffled_model_has_no_barrier_once_aligned(shuffled):
     data, model = examples(a), Model.open(a)
     answers = run_model(build(model), model.family, data.inputs)["logits"].argmax(-1)
     data = dataclasses.replace(data, labels=answers)
-    aligned = one_barrier(a, b, via=align(a, b, residual="tied"), data=data, dtype=torch.float64)
+    aligned = one_barrier(
+        a, b, via=align(a, b, residual="tied", advice=False), data=data, dtype=torch.float64
+    )
     vanilla = one_barrier(a, b, via=None, data=data, dtype=torch.float64)
     assert aligned.height == pytest.approx(0, abs=1e-9)
     assert vanilla.height > 0.01
@@ -211,14 +213,14 @@ def test_other_heads_are_refused(made, tmp_path):
 
 def test_a_pi_of_other_weights_is_refused(made):
     a, b, c = (made("vit-classifier", seed) for seed in (1, 2, 3))
-    pi = align(a, c)
+    pi = align(a, c, advice=False)
     with pytest.raises(AlignmentError, match="was made for the weights of"):
         one_barrier(a, b, via=pi, data=examples(a))
 
 
 def test_only_permutations_are_rounded(made):
     a, b = made("vit-classifier", 1), made("vit-classifier", 2)
-    data, pi = examples(a), align(a, b)
+    data, pi = examples(a), align(a, b, advice=False)
     id = Model.open(a).under(pi.provenance.policy).architecture.shortcuts[0].target
     soft = dataclasses.replace(pi, maps={**pi.maps, id: Map.rotation(pi.maps[id].matrix, [1], [1])})
     with pytest.raises(AlignmentError, match="between permutations only"):

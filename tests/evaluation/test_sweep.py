@@ -49,7 +49,7 @@ def test_every_point_is_what_would_be_saved(case, made, tmp_path):
     found = sweep(tuned, base=a, onto=b, via=pi, data=data, alphas=[1, 0, 0.3])
     naive, moved = found.curves
     assert [point.alpha for point in moved.points] == [0, 0.3, 1]
-    assert (naive.method, moved.method) == (None, "guarded")
+    assert (naive.method, moved.method) == (None, "auto")
     assert found.at_zero.task.loss == losses(naive)[0] == losses(moved)[0] == loss_of(b, data)
     for curve, how in ((naive, {"method": "naive"}), (moved, {"via": pi})):
         for point in curve.points[1:]:

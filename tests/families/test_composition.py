@@ -97,8 +97,8 @@ def test_an_unknown_setting_of_a_part_is_refused_by_name(made, tmp_path):
 
 def test_a_part_of_an_unknown_kind_is_refused(made, tmp_path):
     tensors, config = read(made("llava"))
-    config["text_config"]["model_type"] = "mamba"
-    with pytest.raises(ArchitectureError, match=r"text_config is of the kind 'mamba', which is not supp"):
+    config["text_config"]["model_type"] = "rwkv"
+    with pytest.raises(ArchitectureError, match=r"text_config is of the kind 'rwkv', which is not supp"):
         Model.open(written(tmp_path / "odd", tensors, config))
 
 

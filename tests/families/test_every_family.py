@@ -156,8 +156,10 @@ def loaded(folder: Path) -> nn.Module:
     return module.eval()
 
 
-WIDER = {"gemma": 2e-5, "paligemma": 2e-5}
-"""Their own outputs in float32 are 6e-6 to 8e-6 from those in float64, and in another order of units as much again."""
+DELTA_NETS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_5-vision", "qwen3_5_moe-vision")
+WIDER = {"gemma": 2e-5, "paligemma": 2e-5, **dict.fromkeys(DELTA_NETS, 2e-4)}
+"""Their own outputs in float32 are 6e-6 to 8e-6 from those in float64, and in another order of units as much again.
+Those of delta nets are up to 7e-5 away: the first tokens' states may be small, and a norm divides by their size."""
 
 
 @every_family
@@ -178,11 +180,15 @@ def test_every_library_loads_it_and_computes_the_same_in_float32(family, journey
 # ── adapters ─────────────────────────────────────────────────────────────────────────────────
 
 
-WITH_EXPERTS_AS_PARAMETERS = ("mixtral", "qwen3_moe")
+WITH_EXPERTS_AS_PARAMETERS = ("mixtral", "qwen3_moe", "qwen3_next", "deepseek_v3", "glm4_moe", "minimax_m2")
 """Where PEFT understands "all-linear" as the stacked weights of experts, too."""
 ATTENTION_ALONE = (*WITH_EXPERTS_AS_PARAMETERS, "olmoe", "llama4", "llama4_text", "phimoe")
 """Those, and where PEFT's "all-linear" wraps a router that gives a pair, and cannot run it."""
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ATTENTION = [
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    *("in_proj_qkvz", "in_proj_ba", "out_proj"),
+]
 
 
 def targets(module: nn.Module, packed: bool) -> str | list[str]:
@@ -191,6 +197,16 @@ def targets(module: nn.Module, packed: bool) -> str | list[str]:
     kind = getattr(getattr(module, "config", None), "model_type", "")
     if kind in ATTENTION_ALONE:
         return ATTENTION
+    if kind == "nemotron_h":  # PEFT refuses the last map of its state-space layers
+        return [*ATTENTION[:4], "in_proj"]
+    if kind == "deepseek_v4":  # PEFT cannot run the map that reads every lane of heads alone
+        return ["q_a_proj", "q_b_proj", "kv_proj", "o_b_proj"]
+    if kind == "mamba2":  # as in Nemotron-H
+        return ["in_proj"]
+    if kind == "mamba":  # as in both of the above
+        return ["in_proj", "x_proj"]
+    if kind == "jamba":  # the library multiplies by the weight of dt_proj, and passes by what PEFT adds to it
+        return [*ATTENTION[:4], "in_proj", "x_proj", "out_proj", "gate_proj", "up_proj", "down_proj"]
     if not whole:
         return "all-linear"
     within = tuple(f"{name}." for name in whole)
@@ -242,7 +258,7 @@ def test_folded_into_the_model_the_adapter_does_the_same(family, journeys, tmp_p
     module = loaded(full.save(tmp_path / "full")).double()
     live = LiveModel.of(Model.open(plan.b))
     wanted = plan.expected(with_adapter(plan.foldable, plan.a))
-    assert apart(wanted, run_model(module, live.family, live.inputs)) < 1e-5
+    assert apart(wanted, run_model(module, live.family, live.inputs)) < WIDER.get(family, 1e-5)
     assert apart(wanted, live.outputs()) > 1e-2, "the adapter did nothing"
 
 

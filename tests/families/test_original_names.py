@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cases.diffusion import FLUX, SD3, UNET, WAN, XL, Z_IMAGE, case
-from small_models import finetuned, often
+from cases.diffusion import (
+    ANIMATE,
+    CHROMA,
+    FLUX,
+    FLUX2,
+    HUNYUAN15,
+    KREA2,
+    LTX2,
+    QWEN21,
+    SD3,
+    UNET,
+    WAN,
+    XL,
+    Z_IMAGE,
+    case,
+)
+from small_models import CASES, finetuned, often
 from transfusion.architecture.naming import OriginalNames, depth, split_rows, without_part
 from transfusion.errors import ArchitectureError
 from transfusion.families import all_families, functions, unet
@@ -20,10 +37,11 @@ from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.transport.apply import apply
 from transfusion.transport.transport import transport
 
+SIXTEEN = {"attention_head_dim": 16, "axes_dims_rope": [4, 6, 6]}
 HEADS = {"attention_head_dim": 128, "num_attention_heads": 2, "num_layers": 2}
 Z_IMAGE_ORIGINAL = {
     **Z_IMAGE,
-    **{"dim": 96, "n_heads": 3, "axes_dims": [8, 12, 12]},
+    **{"dim": 96, "n_heads": 3, "axes_dims": [8, 12, 12], "siglip_feat_dim": 9},
 }
 UNET_ORIGINAL = {
     "block_out_channels": [32, 64, 32, 32],
@@ -40,6 +58,44 @@ ORIGINAL = {
         case(
             "flux-original", "flux", "FluxTransformer2DModel", {**FLUX, **HEADS}, axes_dims_rope=[16, 56, 56]
         ),
+        case(
+            "chroma-original",
+            "chroma",
+            "ChromaTransformer2DModel",
+            {**CHROMA, **HEADS},
+            axes_dims_rope=[16, 56, 56],
+        ),
+        case("flux2-original", "flux2", "Flux2Transformer2DModel", FLUX2),
+        case("krea2-original", "krea2", "Krea2Transformer2DModel", {**KREA2, **SIXTEEN}),
+        case(
+            "qwen21-original",
+            "qwen_image21",
+            "QwenImage21Transformer2DModel",
+            {**QWEN21, "attention_head_dim": 32, "axes_dims_rope": [4, 14, 14]},
+        ),
+        case(
+            "vace-original",
+            "wan_vace",
+            "WanVACETransformer3DModel",
+            {**WAN, **HEADS},
+            vace_layers=[0],
+            vace_in_channels=6,
+        ),
+        case(
+            "animate-original",
+            "wan_animate",
+            "WanAnimateTransformer3DModel",
+            {**ANIMATE, **HEADS},
+            image_dim=9,
+            added_kv_proj_dim=256,
+        ),
+        case(
+            "hunyuan15-original",
+            "hunyuan_video15",
+            "HunyuanVideo15Transformer3DModel",
+            {**HUNYUAN15, "attention_head_dim": 32, "rope_axes_dim": [4, 14, 14]},
+        ),
+        case("ltx2-original", "ltx2", "LTX2VideoTransformer3DModel", LTX2),
         case("wan-original", "wan", "WanTransformer3DModel", {**WAN, **HEADS}),
         case(
             "sd3-original", "sd3", "SD3Transformer2DModel", SD3, qk_norm="rms_norm", dual_attention_layers=[0]
@@ -59,23 +115,26 @@ FAST = ["flux"]
 
 
 def in_original_names(folder: Path, file: Path, prefix: str = "") -> Path:
-    """Write a model of diffusers under the names of its authors."""
+    """Write a model of diffusers under the names of its authors: the first ones, if there are several."""
     model = Model.open(folder)
     left = load_file(next(folder.glob("*.safetensors")))
     last = str(depth(left, "transformer_blocks.{}.") - 1)
-    stored = {prefix + name: one for name, one in left.items()}
+    stored, named = {prefix + name: one for name, one in left.items()}, set[str]()
     for pattern, module in OriginalNames(model.family).modules.items():
         for block in range(8):
             for ending in ("", ".weight", ".bias"):
                 parts = [_numbered(part, block, last) + ending for part in module.parts]
-                if all(without_part(part)[0] in left for part in parts) and _numbered_so(
-                    pattern, parts[0], left
-                ):
+                if "{last}" not in pattern and named & set(parts):
+                    continue
+                if all(_whole(part) in left for part in parts) and _numbered_so(pattern, parts[0], left):
+                    named.update(parts)
                     for part in parts:
-                        stored.pop(prefix + without_part(part)[0], None)
+                        stored.pop(prefix + _whole(part), None)
                     name = prefix + _numbered(pattern, block, last) + ending
                     stored[name] = torch.cat([_part(left, part) for part in parts])
     save_file(stored, file)
+    if model.family.from_shapes is None:  # the shapes leave something open
+        shutil.copy(folder / "config.json", file.parent)
     return file
 
 
@@ -85,11 +144,18 @@ def _numbered_so(pattern: str, ours: str, left: dict[str, Tensor]) -> bool:
     return "upsamplers" not in ours or pattern.endswith("2.conv" if attends else "1.conv")
 
 
+def _whole(name: str) -> str:
+    """The tensor that holds a part, or a member of a stack."""
+    return re.sub(r"#\d+", "", without_part(name)[0])
+
+
 def _numbered(text: str, block: int, last: str) -> str:
     return text.replace("{}", str(block)).replace("{last}", last)
 
 
 def _part(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if member := re.fullmatch(r"(.+)#(\d+)", name):
+        return tensors[member[1]][int(member[2])]
     whole, part = without_part(name)
     return tensors[whole] if part is None else tensors[whole].chunk(2)[part]
 
@@ -262,3 +328,23 @@ def test_a_norm_without_units_is_refused(made, tmp_path):
     save_file({**load_file(file), norm: torch.zeros(0)}, file)
     with pytest.raises(ArchitectureError, match="do not have the names and shapes of a flux"):
         Model.open(file)
+
+
+def test_deepseek_v4_is_read_in_its_authors_names(tmp_path):
+    """Which transformers keeps in part when it writes."""
+    folder = CASES["deepseek_v4"].save(tmp_path / "model", 1)
+    ours = Model.open(folder)
+    wanted = LiveModel.of(ours).outputs()
+    stored = load_file(folder / "model.safetensors")
+    theirs = {
+        name.removeprefix("model.")
+        .replace("embed_tokens.", "embed.")
+        .replace("hc_head.hc_", "hc_head_")
+        .replace("attn.norm.", "attn.kv_norm."): tensor
+        for name, tensor in stored.items()
+    }
+    assert {"embed.weight", "head.weight", "hc_head_fn", "layers.0.attn.kv_norm.weight"} <= theirs.keys()
+    save_file(theirs, folder / "model.safetensors", {"format": "pt"})
+    model = Model.open(folder)
+    assert model.architecture.tensors == ours.architecture.tensors
+    assert largest_difference(wanted, LiveModel.of(model).outputs()) == 0

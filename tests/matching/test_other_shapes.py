@@ -536,6 +536,9 @@ def test_a_dry_run_counts_what_is_written(pair, tmp_path):
 
 def test_methods_that_compare_weights_need_one_shape(pair):
     with pytest.raises(MismatchError, match="do not have the same tensors") as refused:
+        align(pair / "a", pair / "b", method="guarded")
+    assert "functional" in str(refused.value.hint)
+    with pytest.raises(UselessResultError, match=r"different shapes \(.* blocks") as refused:
         align(pair / "a", pair / "b")
     assert "functional" in str(refused.value.hint)
 
@@ -730,8 +733,8 @@ def test_adapters_are_not_merged_into_one_adapter(pair, lora):
 def test_the_command_line_shows_blocks_and_says_what_to_do(pair, cli, tmp_path):
     arguments = ["transport", pair / "tuned", "--base", pair / "a", "--onto", pair / "b"]
     code, _, err = cli(*arguments, "-o", tmp_path / "x")
-    assert code == 1
-    assert "--method functional, in align and transport, moves between different shapes" in err
+    assert code == 4
+    assert "Type this next: transfusion transport" in err
     code, out, _ = cli("inspect", pair / "pi.safetensors")
     assert code == 0
     assert "those in brackets correspond" in out

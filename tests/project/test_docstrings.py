@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import transfusion
 from deepening import deepened
 from small_models import CASES, finetuned
+from tests.transport.test_adapter import train_adapter
 from transfusion import families
 from transfusion.transport.alpha import Alpha
 from transfusion.verification.certify import certify
@@ -49,6 +50,8 @@ def prepared(made, tmp_path_factory) -> Path:
         finetuned(CASES["vit-classifier"], Path("models/a"), Path("models/tuned"))
         finetuned(CASES["vit-classifier"], Path("models/a"), Path("models/tuned-again"), seed=8)
         _adapter("models/lora")
+        shutil.copytree(made("llama"), "models/llama/a")
+        train_adapter(made("llama"), Path("models/llama/lora"), ["q_proj"], task_type="CAUSAL_LM")
         load = transformers.ViTForImageClassification.from_pretrained
         deepened(load("models/a")).save_pretrained("models/deeper")
         Path("models/a/notes.txt").touch()

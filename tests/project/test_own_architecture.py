@@ -135,7 +135,7 @@ def test_a_stored_table_that_is_no_parameter_is_certified(tmp_path):
 def test_queries_and_keys_of_cross_attention_move_apart(folders):
     """In memory they are one parameter; they read two streams."""
     own = {"architecture": EXAMPLE}
-    pi = transfusion.align(folders / "a", folders / "b", **own)
+    pi = transfusion.align(folders / "a", folders / "b", advice=False, **own)
     assert not torch.equal(
         torch.tensor(pi.maps["decoder.0.y"].index), torch.tensor(pi.maps["encoder.3.x"].index)
     )
@@ -167,7 +167,7 @@ def test_it_is_verified_measured_and_reported(folders, tmp_path, capsys):
     a, b, tuned, task = (str(folders / name) for name in ("a", "b", "tuned", "task.safetensors"))
     moving = [tuned, "--base", a, "--onto", b, "--via", pi, *table]
     assert run(folders, "align", a, b, "--method", "functional", "-o", pi, *table) == 0
-    assert run(folders, "align", a, b, "--residual", "tied", "-o", tied, *table) == 0
+    assert run(folders, "align", a, b, "--residual", "tied", "--no-advice", "-o", tied, *table) == 0
     assert run(folders, "verify", a, "--via", tied, *table) == 0
     assert run(folders, "apply", tied, a, "-o", str(tmp_path / "pi-a"), *table) == 0
     assert run(folders, "transport", *moving, "-o", str(tmp_path / "out"), "--force-unrelated") == 0
@@ -268,7 +268,7 @@ def test_a_table_without_a_class_says_how_to_give_one(folders, tmp_path):
     table = tmp_path / "mine.family"
     table.write_text(families.register_file(EXAMPLE).TABLE)
     families._registered.clear()
-    pi = transfusion.align(folders / "a", folders / "b", architecture=table)
+    pi = transfusion.align(folders / "a", folders / "b", architecture=table, advice=False)
     with pytest.raises(
         ArchitectureError, match="is of no library, and its file does not say how it is built"
     ):
@@ -278,7 +278,7 @@ def test_a_table_without_a_class_says_how_to_give_one(folders, tmp_path):
 def test_a_class_that_cannot_be_built_is_the_file_s_fault(folders, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(EXAMPLE.read_text().replace("return SmallTranslator(", "return SmallTranslator(1, "))
-    pi = transfusion.align(folders / "a", folders / "b", architecture=file)
+    pi = transfusion.align(folders / "a", folders / "b", architecture=file, advice=False)
     with pytest.raises(ArchitectureError, match="the `build` of its file cannot build the module"):
         transfusion.verify(folders / "a", via=pi)
 

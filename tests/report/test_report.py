@@ -147,8 +147,36 @@ def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
         advice = {"verdict": "predicted", "text": "some", "found": found, "null": 0.01}
         hero = make_hero(read_inputs(job.run), advice, None)
         assert hero.mood == mood
-        assert any("--method auto --alpha auto" in step for step in hero.next_steps) == (mood != "good")
+        assert any("--alpha auto" in step for step in hero.next_steps) == (mood != "good")
         assert any("--refine" in step for step in hero.next_steps) == (mood != "good")
+
+
+REFINED = {
+    "start": "moved",
+    "measure": "answers",
+    "before": {"synthetic": 0.37},
+    "after": {"synthetic": 0.57},
+    "divergence": [1.38, 0.44],
+    "kept": 0.67,
+    "steps": 300,
+}
+
+
+def test_a_refined_run_opens_with_what_arrived(full, job):
+    """Not with the share of B that π predicted, which decides nothing any more."""
+    advice = {"verdict": "predicted", "text": "some", "found": 0.44, "null": 0.01}
+    inputs = read_inputs(job.run)
+    refined = replace(inputs, metadata=inputs.metadata | {"refinement": REFINED})
+    hero = make_hero(refined, advice, None)
+    assert (hero.verdict, hero.mood) == ("refined", "good")
+    assert dict(hero.outcome)["arrived"].startswith("answers like the fine-tune's, 37% → 57%")
+    assert dict(hero.outcome)["load it"].endswith(f'.from_pretrained("{job.run.name}")')
+    hardly = inputs.metadata | {"refinement": REFINED | {"after": {"synthetic": 0.02}}}
+    little = make_hero(replace(inputs, metadata=hardly), advice, None)
+    assert little.mood == "fair"
+    assert dict(little.outcome)["arrived"].startswith("hardly anything: ")
+    worse = inputs.metadata | {"refinement": REFINED | {"divergence": [0.44, 1.38]}}
+    assert make_hero(replace(inputs, metadata=worse), advice, None).mood == "fair"
 
 
 def test_the_next_step_is_not_what_the_run_did_already(job):
@@ -158,7 +186,7 @@ def test_the_next_step_is_not_what_the_run_did_already(job):
     advice = {"verdict": "predicted", "text": "some", "found": 0.29, "null": 0.01}
     steps = make_hero(inputs, advice, None).next_steps
     assert any("--calibrate" in step for step in steps)
-    assert not any("--method auto" in step for step in steps)
+    assert not any("--alpha auto" in step for step in steps)
 
 
 def test_a_page_tells_no_absolute_path(page, full, job, tmp_path):

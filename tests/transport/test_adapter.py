@@ -235,8 +235,8 @@ def move(adapter: Path, made, case: str = "llama"):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("OFT", "it acts on blocks of neighbouring units"),
-        ("VERA", "it scales random projections"),
+        ("BOFT", "it acts on blocks of neighbouring units"),
+        ("RANDLORA", "it scales random projections"),
         ("FOURIERFT", "coefficients of a transform over the order of the units"),
     ],
 )
@@ -252,6 +252,24 @@ def test_factors_in_another_type_are_refused(adapter, made):
 
     with pytest.raises(AdapterError, match="is stored in a type that cannot be moved"):
         move(rewrite(adapter, as_integers), made)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "hint"),
+    [
+        ({"mh_adapter": False, "reduction_factor": 16}, "bottleneck", "train it again on B"),
+        ({"architecture": "lora", "r": 8}, "lora", "call merge_adapter and save the model"),
+    ],
+)
+def test_adapters_of_another_library_are_named(config, kind, hint, tmp_path, made):
+    folder = tmp_path / "of-adapters"
+    folder.mkdir()
+    about = {"config": config, "hidden_size": 24, "model_type": "llama", "name": "mine", "version": "1.2"}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    torch.save({"layers.0.adapters.mine.adapter_up.weight": torch.ones(2, 2)}, folder / "pytorch_adapter.bin")
+    with pytest.raises(AdapterError, match=rf"of the library `adapters` \('{kind}'\)") as refusal:
+        move(folder, made)
+    assert hint in str(refusal.value)
 
 
 def test_an_unknown_kind_is_refused_with_those_that_move(adapter, made):

@@ -329,6 +329,64 @@ def test_a_lokr_becomes_a_lora(name, aligned, made, tmp_path, monkeypatch):
     assert largest_difference(wanted, merged) < 1e-5, "a model gets all of it"
 
 
+MULTIPLIED = {
+    "vera": of("Vera", "llama", r=9, target_modules=LAYER),
+    "vera, transposed": of("Vera", "gpt2", r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True),
+    "oft": of("OFT", "llama", oft_block_size=4, target_modules=LAYER),
+    "oft, the transform itself": of(
+        "OFT", "bert", oft_block_size=8, use_cayley_neumann=False, target_modules=["query"]
+    ),
+    "oft, three terms": of(
+        "OFT", "bert", oft_block_size=8, num_cayley_neumann_terms=3, target_modules=["query"]
+    ),
+    "oft, one block for all": of("OFT", "bert", oft_block_size=4, block_share=True, target_modules=["query"]),
+    "oft on parts of a tensor": of("OFT", "dinov2-gated", oft_block_size=4, target_modules=["gate_proj"]),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_projections_and_rotations_become_a_lora(name, aligned, made, tmp_path, monkeypatch):
+    """Exactly, if the rank is high enough; what a cut of a rotation costs is said."""
+    a, b, pi = aligned(MULTIPLIED[name].case)
+    adapter = make(MULTIPLIED[name], made(MULTIPLIED[name].case), tmp_path / "adapter")
+    moved = transport(adapter, base=a, onto=b, via=pi)
+    moved.save(tmp_path / "moved")
+    live = LiveModel.of(Model.open(a).under(pi.provenance.policy))
+    wanted = live.expected(pi, outputs(loaded(adapter, a), a))
+    assert largest_difference(wanted, outputs(loaded(tmp_path / "moved", b), b)) < 1e-5
+    assert largest_difference(wanted, outputs(LiveModel.of(Model.open(b)).module, b)) > 1e-3
+    kind = MULTIPLIED[name].config.removesuffix("Config").upper()
+    about = moved.metadata()
+    assert (about["peft_type"], about["converted_from"], about["kept"]) == ("LORA", kind, 1.0)
+    assert f"and becomes a LoRA of rank {about['rank']}, which holds all of the change" in moved.notes[0]
+    monkeypatch.setattr(adapter_module.Adapter.on_base, "__defaults__", (3,))
+    cut = transport(adapter, base=a, onto=b, via=pi).metadata()
+    assert cut["rank"] == (3 if kind == "OFT" else about["rank"])
+    assert (0 < cut["kept"] < 1) is (kind == "OFT")
+    full = transport(adapter, base=a, onto=b, via=pi, full=True).save(tmp_path / "full")
+    merged = outputs(LiveModel.of(Model.open(full)).module, full)
+    assert largest_difference(wanted, merged) < 1e-5, "a model gets all of it"
+
+
+def test_projections_and_rotations_that_are_not_understood_are_refused(aligned, made, tmp_path):
+    a, b, pi = aligned("bert")
+    base, query = made("bert"), {"target_modules": ["query"]}
+    bare = make(of("Vera", "bert", r=3, **query), base, tmp_path / "bare")
+    path = bare / "adapter_model.safetensors"
+    own = {key: value for key, value in load_file(path).items() if "vera_lambda" in key}
+    save_file(own, path, {"format": "pt"})  # as with `save_projection=False`
+    with pytest.raises(AdapterError, match="the random projections were not saved with it"):
+        transport(bare, base=a, onto=b, via=pi)
+    held = make(of("OFT", "bert", oft_block_size=8, coft=True, **query), base, tmp_path / "held")
+    with pytest.raises(AdapterError, match="a OFT adapter with unknown settings: coft=True"):
+        transport(held, base=a, onto=b, via=pi)
+    other = make(of("OFT", "bert", oft_block_size=8, **query), base, tmp_path / "other")
+    path = other / "adapter_model.safetensors"
+    save_file({key: value[:-1].clone() for key, value in load_file(path).items()}, path, {"format": "pt"})
+    with pytest.raises(AdapterError, match=r"oft_R.weight has shape .* which does not rotate 24 inputs"):
+        transport(other, base=a, onto=b, via=pi)
+
+
 LOW_RANK = [name for name in ON_WEIGHTS if "lora" in name]
 
 

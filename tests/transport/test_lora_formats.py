@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from small_models import CASES as SMALL
 from small_models import often
 from transfusion.errors import (
     AdapterError,
@@ -24,6 +25,7 @@ from transfusion.errors import (
     SettingError,
     UselessResultError,
 )
+from transfusion.matching.methods import INSIST, WITH_TRAINING
 from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.inputs import random_inputs, run_model
@@ -43,20 +45,80 @@ FLUX = {
     "single_blocks.0.linear2": ["single_transformer_blocks.0.proj_out"],
     "final_layer.adaLN_modulation.1": ["norm_out.linear[1]", "norm_out.linear[0]"],
 }
+CHROMA = {name: parts for name, parts in FLUX.items() if "adaLN" not in name}
+FLUX2 = {
+    "double_blocks.0.img_attn.qkv": [f"transformer_blocks.0.attn.to_{one}" for one in "qkv"],
+    "double_blocks.1.txt_attn.qkv": [f"transformer_blocks.1.attn.add_{one}_proj" for one in "qkv"],
+    "double_blocks.1.img_mlp.0": ["transformer_blocks.1.ff.linear_in"],
+    "single_blocks.2.linear1": ["single_transformer_blocks.2.attn.to_qkv_mlp_proj"],
+    "single_blocks.0.linear2": ["single_transformer_blocks.0.attn.to_out"],
+    "double_stream_modulation_img.lin": ["double_stream_modulation_img.linear"],
+    "final_layer.adaLN_modulation.1": ["norm_out.linear[1]", "norm_out.linear[0]"],
+}
+KREA2 = {
+    "blocks.0.attn.wq": ["transformer_blocks.0.attn.to_q"],
+    "blocks.1.attn.gate": ["transformer_blocks.1.attn.to_gate"],
+    "blocks.1.mlp.down": ["transformer_blocks.1.ff.down"],
+    "txtfusion.refiner_blocks.1.attn.wo": ["text_fusion.refiner_blocks.1.attn.to_out.0"],
+    "txtfusion.projector": ["text_fusion.projector"],
+    "tproj.1": ["time_mod_proj"],
+    "last.linear": ["final_layer.linear"],
+}
 WAN = {
     "blocks.0.self_attn.q": ["blocks.0.attn1.to_q"],
     "blocks.1.cross_attn.o": ["blocks.1.attn2.to_out.0"],
     "blocks.1.ffn.0": ["blocks.1.ffn.net.0.proj"],
     "time_projection.1": ["condition_embedder.time_proj"],
 }
+VACE = {
+    **WAN,
+    "vace_blocks.0.before_proj": ["vace_blocks.0.proj_in"],
+    "vace_blocks.1.self_attn.q": ["vace_blocks.1.attn1.to_q"],
+    "vace_blocks.0.ffn.2": ["vace_blocks.0.ffn.net.2"],
+}
+ANIMATE = {
+    **WAN,
+    "face_adapter.fuser_blocks.1.linear1_kv": ["face_adapter.1.to_k", "face_adapter.1.to_v"],
+    "face_adapter.fuser_blocks.0.linear2": ["face_adapter.0.to_out"],
+}
 SD3 = {
     "joint_blocks.0.x_block.attn.qkv": [f"transformer_blocks.0.attn.to_{one}" for one in "qkv"],
-    "joint_blocks.1.context_block.adaLN_modulation.1": [
-        f"transformer_blocks.1.norm1_context.linear[{half}]" for half in (1, 0)
+    "joint_blocks.2.context_block.adaLN_modulation.1": [
+        f"transformer_blocks.2.norm1_context.linear[{half}]" for half in (1, 0)
     ],
 }
 QWEN = {
     name: [name] for name in ("transformer_blocks.0.attn.add_q_proj", "transformer_blocks.1.img_mlp.net.2")
+}
+QWEN21 = {
+    "transformer_blocks.0.attn.to_v": ["transformer_blocks.0.attn.to_v"],
+    "transformer_blocks.1.img_mlp.gate_up": [
+        f"transformer_blocks.1.img_mlp.{one}" for one in ("gate_layer", "proj")
+    ],
+    "modulation.1": ["modulation.1"],
+    "txt_in.out_layer": ["txt_in.out_layer"],
+}
+HUNYUAN15 = {
+    "double_blocks.0.img_attn_qkv": [f"transformer_blocks.0.attn.to_{one}" for one in "qkv"],
+    "double_blocks.1.txt_attn_q": ["transformer_blocks.1.attn.add_q_proj"],
+    "double_blocks.1.img_mlp.fc2": ["transformer_blocks.1.ff.net.2"],
+    "double_blocks.0.txt_attn.qkv": [f"transformer_blocks.0.attn.add_{one}_proj" for one in "qkv"],
+    "double_blocks.0.img_mlp.0": ["transformer_blocks.0.ff.net.0.proj"],
+    "txt_in.individual_token_refiner.blocks.1.self_attn_qkv": [
+        f"context_embedder.token_refiner.refiner_blocks.1.attn.to_{one}" for one in "qkv"
+    ],
+    "final_layer.adaLN_modulation.1": ["norm_out.linear[1]", "norm_out.linear[0]"],
+}
+LTX2 = {
+    "transformer_blocks.0.attn1.to_q": ["transformer_blocks.0.attn1.to_q"],
+    "transformer_blocks.1.audio_attn2.to_v": ["transformer_blocks.1.audio_attn2.to_v"],
+    "transformer_blocks.1.audio_to_video_attn.to_out.0": [
+        "transformer_blocks.1.audio_to_video_attn.to_out.0"
+    ],
+    "transformer_blocks.0.ff.net.0.proj": ["transformer_blocks.0.ff.net.0.proj"],
+    "patchify_proj": ["proj_in"],
+    "audio_adaln_single.linear": ["audio_time_embed.linear"],
+    "av_ca_a2v_gate_adaln_single.linear": ["av_cross_attn_video_a2v_gate.linear"],
 }
 Z_IMAGE = {
     "layers.0.attention.qkv": [f"layers.0.attention.to_{one}" for one in "qkv"],
@@ -74,7 +136,22 @@ UNET = {
         "up_blocks.1.attentions.0.transformer_blocks.0.ff.net.0.proj"
     ],
 }
-MODULES = {"flux": FLUX, "unet": UNET, "wan": WAN, "sd3": SD3, "qwen-image": QWEN, "z-image": Z_IMAGE}
+MODULES = {
+    "flux": FLUX,
+    "chroma": CHROMA,
+    "flux2": FLUX2,
+    "krea2": KREA2,
+    "unet": UNET,
+    "wan": WAN,
+    "wan-vace": VACE,
+    "wan-animate": ANIMATE,
+    "sd3": SD3,
+    "qwen-image": QWEN,
+    "qwen-image-2.1": QWEN21,
+    "ltx2": LTX2,
+    "hunyuan-video-1.5": HUNYUAN15,
+    "z-image": Z_IMAGE,
+}
 """For every model, its authors' names of some modules, and the modules of diffusers that each of them is."""
 
 
@@ -105,11 +182,17 @@ KOHYA = (".lora_down.weight", ".lora_up.weight")
 FORMATS = {
     "kohya": Naming("lora_unet_", *KOHYA, underscored=True),
     "kohya, names of diffusers": Naming("lora_transformer_", *KOHYA, underscored=True, authors=False),
+    "kohya, two underscores": Naming("lora_unet__", *KOHYA, underscored=True),
     "ComfyUI": Naming("diffusion_model.", *POINTS, alpha=None),
     "ComfyUI with alpha": Naming("model.diffusion_model.", *KOHYA),
     "without a prefix": Naming("", *POINTS, alpha=None),
+    "PEFT's names in one file": Naming("base_model.model.", *POINTS, alpha=None),
+    "DiffSynth": Naming("", ".lora_A.default.weight", ".lora_B.default.weight", alpha=None, authors=False),
     "diffusers": Naming("transformer.", *POINTS, alpha=None, authors=False),
     "diffusers, older": Naming("transformer.", ".lora.down.weight", ".lora.up.weight", authors=False),
+    "diffusers, wrapped by PEFT": Naming(
+        "transformer.base_model.model.", ".lora.down.weight", ".lora.up.weight", None, authors=False
+    ),
     "diffusers, named": Naming(
         "transformer.", ".lora_A.default.weight", ".lora_B.default.weight", None, authors=False
     ),
@@ -173,11 +256,18 @@ def header_of(file: Path) -> dict[str, str]:
         return opened.metadata()
 
 
+OF_ALL = ("kohya", "kohya, names of diffusers", "ComfyUI", "DiffSynth", "diffusers")
+"""The formats that are tested with every model; what others differ in has nothing to do with the model."""
 CASES = [
     *((name, "flux") for name in FORMATS),
-    *((name, one) for one in MODULES for name in ("kohya", "ComfyUI")),
+    *((name, one) for one in MODULES for name in OF_ALL),
 ]
-FAST = [*CASES[:3], ("ComfyUI", "wan"), ("kohya", "sd3")]
+FAST = [
+    *CASES[:3],
+    *(("kohya", one) for one in ("chroma", "flux2", "krea2", "ltx2")),
+    ("ComfyUI", "wan"),
+    ("kohya", "sd3"),
+]
 
 
 @pytest.mark.parametrize(("format", "model"), often(dict.fromkeys(CASES), FAST))
@@ -196,14 +286,14 @@ def test_a_moved_lora_does_on_b_what_it_did_on_a(format, model, shuffled, aligne
     }
 
 
-def test_where_nothing_brings_more_no_command_is_named(made, tmp_path):
-    """A LoRA file cannot be refined, and the stream of Flux not be rotated."""
+def test_where_units_are_not_found_again_a_refinement_is_named(made, tmp_path):
+    """The stream of Flux cannot be rotated, so that only a refinement may bring more."""
     a, b = made("flux", 1), made("flux", 2)
     lora = write_lora(tmp_path / "lora.safetensors", FORMATS["kohya"], a, "flux")
     for method in ({}, {"method": "auto"}):  # with auto it is the program that decides, too
         with pytest.raises(UselessResultError, match="not alignable by permutation") as refused:
             transport(lora, base=a, onto=b, **method)
-        assert refused.value.hint == "`force_unrelated` writes the result nevertheless; or fine-tune B itself"
+        assert refused.value.hint == f"{WITH_TRAINING} {INSIST}"
 
 
 def test_a_file_whose_header_names_b_is_refused(made, tmp_path):
@@ -748,12 +838,6 @@ def test_a_base_that_the_header_contradicts_is_noted(made, aligned, tmp_path, cl
     assert "trained on sdxl_base_v1-0 (ss_base_model_version)" in " ".join(told.split())
 
 
-def test_a_lora_file_is_not_refined(kohya, made):
-    a = made("flux")
-    with pytest.raises(SettingError, match="a LoRA file cannot be refined"):
-        transport(kohya, base=a, onto=a, refine=True)
-
-
 # ── inspect ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -818,9 +902,12 @@ def test_the_family_is_recognised_in_every_format(format, made, tmp_path):
 
     for model in MODULES:
         lora = write_lora(tmp_path / f"{model}.safetensors", FORMATS[format], made(model), model)
-        assert model.replace("-", "_") in inspect(lora)["fits"]
+        assert SMALL[model].family in inspect(lora)["fits"]
         assert inspect(lora)["refused"] is None
-    assert inspect(tmp_path / "flux.safetensors")["fits"] == ["flux"]
+    flux = tmp_path / "flux.safetensors"  # no module in it is of one of them alone
+    assert inspect(flux)["fits"] == (["flux", "flux2"] if FORMATS[format].authors else ["flux", "chroma"])
+    save_file(load_file(flux), flux, {"ss_base_model_version": "flux1"})
+    assert inspect(flux)["fits"] == ["flux"]
 
 
 # ── the header of diffusers ──────────────────────────────────────────────────────────────────

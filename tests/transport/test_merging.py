@@ -331,7 +331,7 @@ def test_on_the_command_line(cli, inputs, adapters, tmp_path):
     assert "3 fine-tunes combined by ties" in out
     metadata = json.loads((tmp_path / "model" / "transfusion.json").read_text())
     assert (metadata["verb"], metadata["how"], metadata["weights"]) == ("merge", "ties", [1, 1, 0.5])
-    assert "base_model_relation: merge" in (tmp_path / "model" / "README.md").read_text()
+    assert "\n- merge\n" in (tmp_path / "model" / "README.md").read_text()
     code, out, _ = cli("merge", *adapters, *common, "--rank", "2", "-o", tmp_path / "adapter")
     assert code == 0
     assert "% of the change" in out

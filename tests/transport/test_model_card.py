@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import ModelCard
 
-from transfusion.transport.model_card import card, licence_of
+from small_models import CASES, finetuned
+from transfusion.transport.model_card import card, licence_of, pipeline_tag
+from transfusion.transport.transport import transport
 
+CACHE = "/home/me/.cache/huggingface/hub"
 METADATA = {
     "transfusion": "0.1.0",
     "verb": "transport",
     "kind": "model",
     "finetuned": [{"name": "org/tuned", "fingerprint": "f" * 64, "licence": "mit"}],
     "base": {"name": "org/a", "fingerprint": "a" * 64},
-    "onto": {"name": "org/b@main", "fingerprint": "b" * 64},
+    "onto": {"name": "org/b@main", "path": f"{CACHE}/models--org--b/snapshots/0123", "fingerprint": "b" * 64},
     "alignment": {
         "blake3": "c" * 64,
         "method": "guarded",
@@ -31,7 +34,7 @@ METADATA = {
     "dropped": [],
     "library": "transformers",
 }
-SAME = {"org/tuned": "mit", "org/a": "mit", "org/b": "mit"}
+SAME = {"org/tuned": "mit", "org/a": "mit", "org/b@main": "mit"}
 
 
 def parsed(text: str) -> ModelCard:
@@ -59,12 +62,67 @@ def test_the_front_matter_is_what_the_hub_reads():
         ({"verb": "merge"}, "tags", ["transfusion", "merge"]),
         ({"library": "open_clip"}, "library_name", "open_clip"),
         ({"library": "timm"}, "library_name", "timm"),
-        ({"onto": {"name": "no: [yes] # 'x'", "fingerprint": ""}}, "base_model", ["no: [yes] # 'x'"]),
-        ({"onto": {"name": "1.0", "fingerprint": ""}}, "base_model", ["1.0"]),
+        ({"library": "diffusers", "kind": "adapter", "file_format": "kohya"}, "library_name", "diffusers"),
+        ({"kind": "adapter", "peft_type": "LORA"}, "tags", ["transfusion", "lora"]),
+        ({"pipeline_tag": "fill-mask"}, "pipeline_tag", "fill-mask"),
     ],
 )
 def test_kinds_of_outputs(change, key, value):
     assert parsed(card({**METADATA, **change}, SAME)).data.to_dict()[key] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "repository"),
+    [
+        ("org/b@main", f"{CACHE}/models--org--b/snapshots/0123", "org/b"),
+        ("gpt2", f"{CACHE}/models--gpt2/snapshots/0123", "gpt2"),
+        ("org/b", f"{CACHE}/models--org--b/snapshots/0123/transformer", "org/b"),
+        ("b.bin", f"{CACHE}/models--org--b/blobs/0123", "org/b"),
+        ("org/b", "/home/me/org/b", None),
+        ("no: [yes] # 'x'", "/home/me/no: [yes] # 'x'", None),
+        ("a module in memory", "/home/me", None),
+    ],
+)
+def test_only_a_base_that_came_from_the_hub_is_named_to_the_hub(name, path, repository):
+    """A folder of one's own may be called as a stranger's repository is, and the hub refuses other names."""
+    onto = {"name": name, "path": path, "fingerprint": ""}
+    data = parsed(card({**METADATA, "onto": onto}, SAME)).data
+    assert data.base_model == ([repository] if repository else None)
+    assert ("base_model_relation" in data.to_dict()) == bool(repository)
+
+
+@pytest.mark.parametrize(
+    ("library", "config", "tag"),
+    [
+        ("transformers", {"architectures": ["LlamaForCausalLM"]}, "text-generation"),
+        ("transformers", {"architectures": ["ViTForImageClassification"]}, "image-classification"),
+        ("transformers", {"architectures": ["BertForSequenceClassification"]}, "text-classification"),
+        ("transformers", {"architectures": ["HubertForSequenceClassification"]}, "audio-classification"),
+        ("transformers", {"architectures": ["Wav2Vec2ForCTC"]}, "automatic-speech-recognition"),
+        (
+            "transformers",
+            {"architectures": ["WhisperForConditionalGeneration"]},
+            "automatic-speech-recognition",
+        ),
+        (
+            "transformers",
+            {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}},
+            "image-text-to-text",
+        ),
+        ("transformers", {"architectures": ["T5ForConditionalGeneration"]}, None),
+        ("transformers", {"architectures": ["BertModel"]}, None),
+        ("transformers", {"architectures": [5]}, None),
+        ("transformers", {}, None),
+        ("open_clip", None, "zero-shot-image-classification"),
+        ("timm", {"architecture": "vit_tiny", "num_classes": 10}, "image-classification"),
+        ("timm", {"architecture": "vit_tiny", "num_classes": 0}, "image-feature-extraction"),
+        ("diffusers", {"_class_name": "FluxTransformer2DModel"}, None),
+        ("peft", {"task_type": "SEQ_CLS"}, "text-classification"),
+        ("peft", {"task_type": None}, None),
+    ],
+)
+def test_what_a_model_is_for_is_known_from_its_configuration_or_not_said(library, config, tag):
+    assert pipeline_tag(library, config) == tag
 
 
 def test_the_text_says_what_was_done_and_how_to_repeat_it():
@@ -116,14 +174,13 @@ def test_names_that_mean_something_in_markdown_are_only_names():
 
 
 def test_a_card_tells_no_absolute_path():
-    place = {"name": "/home/me/my models/b", "fingerprint": "0" * 64}
+    place = {"name": "/home/me/my models/b", "path": "/home/me/my models/b", "fingerprint": "0" * 64}
     command = "transfusion transport '/home/me/my models/tuned' --onto='/home/me/my models/b' -o /home/me/out"
     text = card({**METADATA, "onto": place, "command": command}, {**SAME, place["name"]: None})
     assert "/home" not in text
     assert "my models" not in text
     assert "transfusion transport 'tuned' --onto='b' -o out" in text
     assert "moved onto b" in text
-    assert parsed(text).data.base_model == ["b"]
     assert "0" * 64 in text
 
 
@@ -133,6 +190,14 @@ def test_licences_that_differ_are_the_readers_business():
     assert "Check what their combination allows" in text
     assert "| org/a | apache-2.0 |" in text
     assert "| org/b | not stated |" in text
+
+
+def test_the_licence_is_that_of_b_if_no_other_one_differs():
+    text = card(METADATA, {"org/tuned": None, "org/a": None, "org/b@main": "apache-2.0"})
+    assert parsed(text).data.license == "apache-2.0"
+    assert "| org/tuned | not stated |" in text
+    text = card(METADATA, {"org/tuned": "mit", "org/a": "mit", "org/b@main": None})
+    assert "license" not in parsed(text).data.to_dict()  # and not that of another model
 
 
 def test_no_licence_at_all():
@@ -163,3 +228,27 @@ def test_the_licence_of_a_folder(readme, licence, tmp_path):
     if readme is not None:
         (tmp_path / "README.md").write_text(readme)
     assert licence_of(tmp_path) == licence
+    (tmp_path / "unet").mkdir()
+    assert licence_of(tmp_path / "unet") == licence  # of its pipeline
+    (tmp_path / "model").mkdir()
+    assert licence_of(tmp_path / "model") is None
+
+
+def test_a_base_from_the_hub_is_named_with_its_licence(made, tmp_path, monkeypatch):
+    """In the hub's cache as its library lays it out: a README.md among links to blobs."""
+    repository = tmp_path / "hub" / "models--org--b"
+    snapshot, blobs = repository / "snapshots" / ("0" * 40), repository / "blobs"
+    for folder in (snapshot, blobs, repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(snapshot.name)
+    files = {path.name: path.read_bytes() for path in made("vit", 2).iterdir()}
+    files["README.md"] = b"---\nlicense: apache-2.0\n---\n# B\n"
+    for number, (name, content) in enumerate(files.items()):
+        (blobs / str(number)).write_bytes(content)
+        (snapshot / name).symlink_to(f"../../blobs/{number}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    tuned = finetuned(CASES["vit"], made("vit", 1), tmp_path / "tuned")
+    transport(tuned, base=made("vit", 1), onto="org/b", method="naive", output=tmp_path / "moved")
+    data = ModelCard.load(tmp_path / "moved" / "README.md").data
+    assert (data.base_model, data.base_model_relation) == (["org/b"], "finetune")
+    assert data.license == "apache-2.0"

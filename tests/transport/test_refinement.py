@@ -35,11 +35,12 @@ from transfusion.transport.plan import TransportPlan
 from transfusion.transport.record import OutputRecord
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement import refine as refining
-from transfusion.transport.refinement import teaching, training
+from transfusion.transport.refinement import starts, teaching, training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.descent import Schedule, find_rate, train
 from transfusion.transport.refinement.inputs import RefinementInputs
 from transfusion.transport.refinement.settings import describe_refinement
+from transfusion.transport.refinement.starts import choose_start
 
 VIT = "vit-classifier"
 
@@ -52,7 +53,7 @@ def few_inputs(monkeypatch):
     monkeypatch.setattr(refinement_inputs, "HELD_OUT", 32)
     monkeypatch.setattr(refinement_inputs, "POOL", 64)
     monkeypatch.setattr(teaching, "BATCH", 16)
-    monkeypatch.setattr(training, "FITTED", 32)
+    monkeypatch.setattr(starts, "FITTED", 32)
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +168,12 @@ def test_a_start_that_answers_right_with_small_logits_is_taken():
     small, half_right = right / 50, right.where(torch.arange(64)[:, None] % 4 > 0, right.roll(1, 1))
     apart = [lessons.measure(one, "synthetic").divergence for one in (small, half_right / 8)]
     assert apart[0] > apart[1], "as they are, the wrong answers look nearer"
-    assert training.Training(lessons).choose({"base": half_right / 8, "moved": small}) == "moved"
+    assert choose_start(lessons, {"base": half_right / 8, "moved": small})[0] == "moved"
 
 
 def test_a_refinement_that_brings_nothing_writes_nothing_unless_asked_to(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", _spoiled)
-    monkeypatch.setattr(training.Training, "choose", lambda self, starts: _compared(self, starts["base"]))
+    monkeypatch.setattr(refining, "choose_start", _from_b)
     given = {**inputs(VIT), "refine": True, "refine_steps": 2, "output": tmp_path / "out"}
     noted: list[str] = []
 
@@ -196,10 +197,9 @@ def _spoiled(parameters, *args, **kwargs) -> int:
     return 0
 
 
-def _compared(of: training.Training, base: torch.nn.Module) -> str:
+def _from_b(teaching, starts):
     """Take B as the start, as if π did harm."""
-    of.of_starts["base"] = {kind: of.teaching.measure(base, kind) for kind in of.teaching.judges}
-    return "base"
+    return "base", {"base": {kind: teaching.measure(starts["base"], kind) for kind in teaching.judges}}
 
 
 def test_without_photographs_the_user_is_told_how_to_get_them(inputs, monkeypatch):
@@ -323,8 +323,15 @@ class Phases(Progress):
         yield advance
 
 
-@pytest.mark.parametrize(("case", "preparing"), [(VIT, "inverting inputs"), ("gpt2", "writing texts")])
-def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing, inputs, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "building", "preparing"),
+    [
+        (VIT, "building the models", "inverting inputs"),
+        ("gpt2", "building the student", "writing texts"),
+        ("gpt2", "building the fine-tune", "answering texts"),
+    ],
+)
+def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, building, preparing, inputs, tmp_path):
     given = {**inputs(case), "refine": True, "refine_steps": 3}
     with pytest.raises(KeyboardInterrupt):
         transport(**given, output=tmp_path / "out", progress=Interrupted(3))
@@ -332,7 +339,7 @@ def test_every_long_phase_has_a_bar_and_prepared_inputs_are_kept(case, preparing
     transport(**given, output=tmp_path / "out", progress=again)
     first = Phases()
     transport(**given, output=tmp_path / "whole", progress=first)
-    assert {"building the models", "comparing starts with the fine-tune", "refining"} <= {*first.done}
+    assert {building, "comparing starts with the fine-tune", "refining"} <= {*first.done}
     assert first.done[preparing] >= first.totals[preparing] > 0
     assert preparing not in again.done, "nothing is prepared twice"
     assert equal(tmp_path / "whole", tmp_path / "out")
@@ -550,6 +557,17 @@ def test_an_adapter_keeps_its_own_rank(made, aligned, tmp_path):
 # ── its parts ────────────────────────────────────────────────────────────────────────────────
 
 
+def by(loss):
+    """Return what adds the gradients of a loss, and returns it."""
+
+    def add(step: int) -> float:
+        value = loss(step)
+        value.backward()
+        return float(value.detach())
+
+    return add
+
+
 def _line() -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(3, 2)
@@ -565,7 +583,7 @@ def _trained(model: torch.nn.Linear, until: int = 24, **how) -> int:
         return (model(batch) - 1).square().mean()
 
     values = {"rate": 0.05, "steps": 24, **how}
-    return train(dict(model.named_parameters()), loss, lambda: float(loss(99).detach()), 9.0, **values)
+    return train(dict(model.named_parameters()), by(loss), lambda: float(loss(99).detach()), 9.0, **values)
 
 
 def test_a_training_goes_on_where_it_was_saved(tmp_path):
@@ -583,7 +601,7 @@ def _steps_of(values: list[float], steps: int = 100) -> tuple[int, list[int], fl
     found, taken, weight = iter(values), [], torch.nn.Parameter(torch.ones(1))
     best = train(
         {"w": weight},
-        lambda step: taken.append(step) or weight.square().sum(),
+        by(lambda step: taken.append(step) or weight.square().sum()),
         lambda: next(found),
         1.0,
         rate=0.01,
@@ -647,7 +665,7 @@ def test_a_learning_rate_that_does_nothing_or_harm_is_replaced(expected, found):
         seen.clear()
         return farthest if farthest > 1 else abs(float(weight.detach()) - 0.5)
 
-    rate, seconds = find_rate({"w": weight}, loss, apart, 0.5, expected, 100)
+    rate, seconds = find_rate({"w": weight}, by(loss), apart, 0.5, expected, 100)
     assert rate == pytest.approx(found)
     assert float(weight.detach()) == 1.0, "it was only tried"
     assert seconds > 0

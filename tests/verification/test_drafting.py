@@ -453,7 +453,7 @@ def test_a_draft_replaces_the_table_in_every_verb(name, made, cli, tmp_path, no_
     assert (code, err) == (0, "")
     assert "axes that may move" in out
     pi = tmp_path / "pi.safetensors"
-    code, *_ = cli("align", folder, made(name, 2), "--architecture", file, "-o", pi)
+    code, *_ = cli("align", folder, made(name, 2), "--architecture", file, "-o", pi, "--no-advice")
     assert code == 0
     assert cli("verify", folder, "--via", pi, "--architecture", file)[0] == 0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from blake3 import blake3
@@ -23,13 +23,17 @@ from transfusion.files.tensor_files import Rows
 from transfusion.model.model import Model
 from transfusion.model.part_roles import Role, TensorPart, is_place, moves, tensor_parts
 from transfusion.model.vocabulary_map import VOCABULARY
+from transfusion.runtime.shown import Shown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _MOVERS = 16
 """The number of layouts whose indices are cached: more than are moved at once."""
 
 
 @dataclass(frozen=True, repr=False)
-class Alignment:
+class Alignment(Shown):
     """A map for every axis that moves, from A's basis to B's. Axes without a map stay.
 
     If A and B have one shape, every tensor of B corresponds to that of A with the same name, and maps have
@@ -74,9 +78,10 @@ class Alignment:
         """Pickle without caches, which other processes fill themselves."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"_movers": {}}
 
-    def __repr__(self) -> str:
-        made = self.provenance
-        return f"<π: {len(self.maps)} axes, {made.method}, from {made.source} to {made.target}>"
+    def __rich__(self) -> RenderableType:
+        from transfusion.alignment.description import alignment_tables, describe_alignment
+
+        return alignment_tables(describe_alignment(self))
 
     @property
     def other_shape(self) -> bool:
@@ -294,7 +299,7 @@ class Alignment:
         """Read a file of π; refuse a damaged file, and any other file.
 
         >>> transfusion.Alignment.load("pi.safetensors").provenance.method
-        'guarded'
+        'auto'
         """
         header, maps = read_pi_file(path)
         paths = {

@@ -94,6 +94,8 @@ class Architecture:
     spaces: Mapping[str, Space]
     tensors: Mapping[str, Layout]
     task_heads: frozenset[str]
+    unread: frozenset[str]
+    """Tensors that files may have and the library leaves unread."""
     scales: frozenset[str]
     """Vectors that multiply units: the weights of norms, LayerScale."""
     buffers: frozenset[str]
@@ -148,8 +150,9 @@ class Architecture:
 
     @cached_property
     def backbone(self) -> dict[str, Layout]:
-        """The tensors that every model of this architecture has, without task heads."""
-        return {name: layout for name, layout in self.tensors.items() if name not in self.task_heads}
+        """The tensors that every model of this architecture has: no task heads, nothing that is unread."""
+        others = self.task_heads | self.unread
+        return {name: layout for name, layout in self.tensors.items() if name not in others}
 
     @cached_property
     def backbone_spaces(self) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from transfusion.architecture.architecture import Architecture, Shortcut, Space
 from transfusion.architecture.layouts import Layout, parse, solve_sizes
-from transfusion.architecture.table import WRONG_FILE, Axis, Rows, Shapes, Stack, Symmetry, Table
+from transfusion.architecture.table import UNREAD, WRONG_FILE, Axis, Rows, Shapes, Stack, Symmetry, Table
 from transfusion.errors import ArchitectureError, listing
 
 _BLOCK = re.compile(r"\{(?:(?P<first>\d+)\+|(?P<kind>[a-z]\w*))?\}")
@@ -29,6 +29,7 @@ class _Row:
     optional: bool
     scale: bool = False
     head: bool = False
+    unread: bool = False
 
 
 def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
@@ -48,16 +49,19 @@ def bind(table: Table, shapes: Shapes, family: str) -> Architecture:
     _refuse_misfits(family, rows, shapes, buffers)
     tensors = {name: row.layout for name, row in rows.items() if name in shapes}
     sizes = _sizes(family, tensors, shapes, reader)
-    spaces = {
-        id: replace(reader.specs[id], size=sizes[id])
-        for layout in tensors.values()
-        for id in _parents_first(layout, reader)
-    }
+    used = [id for layout in tensors.values() for id in _parents_first(layout, reader)]
+    if absent := [id for id in dict.fromkeys(used) if id not in sizes]:
+        raise ArchitectureError(
+            f"{family}: {listing(absent)} has axes within it, and occurs in no tensor itself",
+            hint="write it before those axes in the layouts, or declare them without 'in'",
+        )
+    spaces = {id: replace(reader.specs[id], size=sizes[id]) for id in used}
     return Architecture(
         family=family,
         spaces=spaces,
         tensors=tensors,
         task_heads=frozenset(name for name in tensors if rows[name].head),
+        unread=frozenset(name for name in tensors if rows[name].unread),
         scales=frozenset(name for name in tensors if rows[name].scale),
         buffers=buffers,
         shortcuts=tuple(reader.shortcuts()),
@@ -211,9 +215,10 @@ class _TableReader:
                 yield from self._row(pattern, layout, stack, 0)
 
     def _row(self, pattern: str, text: str, stack: Stack | None, i: int) -> Iterator[_Row]:
-        marked = text.removeprefix("optional ")
+        read = text.removeprefix(UNREAD)
+        marked = read.removeprefix("optional ")
         axes = marked.removeprefix("scale ")
-        optional, scale = marked != text, axes != marked
+        unread, optional, scale = read != text, marked != text, axes != marked
         layout = parse(axes).rename(lambda name: self._resolve(name, stack, i))
         if scale and (layout.arrow or len(layout.items) != 1):
             raise ArchitectureError(
@@ -222,12 +227,13 @@ class _TableReader:
             )
         name = _BLOCK.sub(str(i), pattern)
         if not name.endswith(".*"):
-            yield _Row(name, layout, pattern, optional, scale)
+            yield _Row(name, layout, pattern, optional or unread, scale, unread=unread)
             return
         bias = layout.part(layout.outputs) if layout.arrow else layout
         module = name.removesuffix("*")
-        yield _Row(f"{module}weight", layout, f"{pattern} (weight)", optional, scale)
-        yield _Row(f"{module}bias", bias, f"{pattern} (bias)", optional=True)
+        weight = f"{pattern} (weight)"
+        yield _Row(f"{module}weight", layout, weight, optional or unread, scale, unread=unread)
+        yield _Row(f"{module}bias", bias, f"{pattern} (bias)", optional=True, unread=unread)
 
     def point(self, name: str) -> str:
         """The id of an axis named from outside any stack, as ``vision.x@last`` or ``pool``."""
@@ -239,21 +245,22 @@ class _TableReader:
         if "." in base:
             stack_name, base = base.split(".", 1)
             stack = self.stacks[stack_name]
-        elif stack is None and len(self.stacks) == 1:
-            (stack,) = self.stacks.values()
+        elif stack is None and len(self.table.read_stacks) == 1:
+            (stack,) = self.table.read_stacks
+        places = {"": i, "next": i + 1, "first": 0, "last": stack.depth if stack else 0}
+        block = places[at] if at in places else int(at)
         if stack is not None and base in stack.points:
-            places = {"": i, "next": i + 1, "first": 0, "last": stack.depth}
-            block = places[at] if at in places else int(at)
             id = f"{stack.name}.{base}" if stack.one_space else f"{stack.name}.{block}.{base}"
             stream = self.streams[stack.name] if stack.residual else None
             self.specs.setdefault(id, Space(id, base, 0, Symmetry.PERMUTATION, stream=stream))
             return self.same_point.get(id, id)
         axis = self._declaration(base, stack)
-        prefixes = {"layer": f"{stack.name}.{i}.", "stack": f"{stack.name}."} if stack else {}
+        prefixes = {"layer": f"{stack.name}.{block}.", "stack": f"{stack.name}."} if stack else {}
         id = prefixes.get(axis.scope, "") + base
         if id not in self.specs:
             parent, tied_with = (
-                self._resolve(other, stack, i) if other else None for other in (axis.within, axis.tied_with)
+                self._resolve(other, stack, block) if other else None
+                for other in (axis.within, axis.tied_with)
             )
             self.specs[id] = Space(id, base, 0, axis.group, parent, None, tied_with, axis.why)
         return id

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from transfusion.architecture.family_text import (
 from transfusion.architecture.naming import depth
 from transfusion.architecture.table import (
     ANGLES,
+    UNREAD,
     Axis,
     Component,
     Config,
@@ -41,6 +42,8 @@ from transfusion.errors import ArchitectureError
 
 _CONTENTS = ("fragments", "keys", "made", "own")
 _ONCE = ("prefixes", "inputs", "computed")
+GRID = {"rows": 2, "columns": 3, "frames": 2, "words": 5}
+"""The patches and the tokens of text of inputs that are drawn, where nothing else is asked for."""
 _FLAGS = ("tied_scale", "positions_after_padding", "whole_only", "repeats_block")
 _DRAWING = frozenset({"draw", "let", "when", "otherwise", "for"})
 FindFamily: TypeAlias = Callable[[Component, Config, str], Family]
@@ -72,6 +75,10 @@ class Library:
             if one.word == "keys":
                 self.keys[one.name] = frozenset(self._keys(one.block))
             elif one.word == "fragment":
+                if self.fragments.get(one.name, one.block) != one.block:  # the first one's users would change
+                    raise ArchitectureError(
+                        f"{one.place}: the fragment {one.name} is there already", hint="give it another name"
+                    )
                 self.fragments[one.name] = one.block
             elif one.word == "family":
                 if one.name in names:
@@ -118,9 +125,10 @@ class Library:
         called = {word: self.functions[f] for word, one in last.items() if (f := one.parts.get("function"))}
         more: dict[str, Any] = {word: tuple(last[word].words) for word in _ONCE if word in last}
         more |= {word: True for word in _FLAGS if word in last}
+        more |= {"denoises": last["denoises"].name} if "denoises" in last else {}
         more |= {word: called[word] for word in ("arrange", "complete", "from_shapes") if word in called}
-        if "originals" in last:
-            more["original"] = "\n".join(one.parts["words"] for one in last["originals"].block)
+        if originals := [line for one in with_word(whole, "originals") for line in one.block]:
+            more["original"] = "\n".join(one.parts["words"] for one in originals)
         elif "original_names" in called:
             more["original"] = called["original_names"]()
 
@@ -131,8 +139,9 @@ class Library:
             builder.run(whole)
             return builder.table()
 
-        def draws(config: Config) -> dict[str, Draw]:
+        def draws(config: Config, grid: Mapping[str, int] = GRID) -> dict[str, Draw]:
             builder = TableBuilder(self, whole, config, frozenset(), _DRAWING)
+            builder.sizes_of_inputs = grid
             builder.run(whole)
             return builder.draws
 
@@ -146,7 +155,8 @@ class Library:
 
         def from_shapes(shapes: Shapes) -> dict[str, Any]:
             builder = TableBuilder(self, (), {}, frozenset(shapes), shapes=shapes)
-            builder.run(last["shapes"].block)
+            for one in with_word(whole, "shapes"):
+                builder.run(one.block)
             return builder.settings
 
         said = {one.word for one in everything(whole)}
@@ -156,6 +166,7 @@ class Library:
         return Family(
             name=name,
             library=last["library"].name if "library" in last else "",
+            kin=last["kin"].name if "kin" in last else "",
             table=table,
             signature=self._signature(name),
             model_types=tuple(word for one in with_word(own, "models") for word in one.words),
@@ -187,6 +198,7 @@ class Library:
             family=inner,
             known_keys=self._known(with_word(part.block, "ignores")),
             required=_required(part.block),
+            whole="whole" in part.parts,
         )
 
     def _keys(self, lines: Iterable[Statement]) -> Iterator[str]:
@@ -260,10 +272,13 @@ def _values(text: str) -> tuple[Any, ...]:
 
 TEXT = "text_config"
 """The section of a language model; files of some families have its settings outside of any section."""
+STREAM = "last_hidden_state"
+"""The output in which a whole model gives its stream; rows of others read ``encoder.last_hidden_state``."""
 BASE: Functions = {one.__name__: one for one in (len, range, bool, int, round, min, max, list, Draw)}
 """Functions that every text may call."""
-OF_NAMES = ("has", "built_as", "depth", "shape", "find", "others")
-"""The same, for methods of `TableBuilder`: they ask for a model's tensors, or for the blocks of a stack."""
+OF_NAMES = ("has", "built_as", "depth", "shape", "find", "others", "grid")
+"""The same, for methods of `TableBuilder`: they ask for a model's tensors, for the blocks of a stack, or
+for the sizes of what is drawn."""
 _GROUPS = {"axis": Symmetry.PERMUTATION, "fixed": Symmetry.FIXED}
 
 
@@ -294,6 +309,7 @@ class TableBuilder:
         self.lets: dict[str, Any] = {}
         self.settings: dict[str, Any] = {}
         self.draws: dict[str, Draw] = {}
+        self.sizes_of_inputs: Mapping[str, int] = GRID
         self.axes: dict[str, Axis] = {}
         self.stacks: dict[str, Stack] = {}
         self.outputs: dict[str, str | None] = {}
@@ -303,6 +319,8 @@ class TableBuilder:
         self.heads = Stack("heads", 1, made.heads)
         self.here = self.outside
         """Where rows go now."""
+        self.mark = ""
+        """What stands before their layouts."""
 
     # what expressions ask for
 
@@ -328,6 +346,10 @@ class TableBuilder:
     def filled(self, text: str) -> str:
         """Put the values of names with ``$`` into a text."""
         return VALUE_OF.sub(lambda found: str(self.lookup(found[1] or found[2])), text)
+
+    def grid(self, what: str) -> int:
+        """Return the number of rows, columns or frames of patches, or of words, that inputs have."""
+        return self.sizes_of_inputs[what]
 
     def has(self, *patterns: str) -> bool:
         return any(
@@ -377,6 +399,10 @@ class TableBuilder:
                     before, self.here = self.here, getattr(self, one.word)
                     self.run(one.block, prefix)
                     self.here = before
+                case "unread":
+                    self.mark = UNREAD
+                    self.run(one.block, prefix)
+                    self.mark = ""
                 case _:
                     parts = {key: self.filled(text) for key, text in one.parts.items()}
                     self._note(one, parts, self.filled(prefix))
@@ -386,7 +412,8 @@ class TableBuilder:
         here, name = self.here, parts.get("name", "")
         match one.word:
             case "row":
-                here.rows |= rows_of(f"{prefix}{name} {parts['layout']}")
+                name = name.removesuffix("?") if self.mark else name  # all that is unread may be absent
+                here.rows |= rows_of(f"{prefix}{name} {self.mark}{parts['layout']}")
             case "without":
                 for row in list(here.rows) if one.words == ["*"] else one.words:
                     del here.rows[prefix + row]
@@ -442,6 +469,9 @@ class TableBuilder:
     def add_part(self, family: Family, part: Statement) -> None:
         """Add the table of a part of a model, under the names that its tensors have in the whole."""
         component, section = family.components[part.name], self.config.get(part.name) or {}
+        if "optional" in part.parts and not section:
+            self.lets[part.name] = None
+            return
         inner = section or (self.config if part.name == TEXT else {})
         kind = section.get("model_type", component.model_type)
         own = self.library.find(component, {"model_type": kind}, part.name)
@@ -451,15 +481,27 @@ class TableBuilder:
             return
         below = component.prefix
         names = frozenset(name.removeprefix(below) for name in self.names if name.startswith(below))
-        table = placed_below(below, own.table(settings, names))
-        stack = part.parts.get("stack")
-        if stack and stack not in {one.name for one in table.stacks}:
+        table = own.table(settings, names)
+        if component.whole:
+            last = part.name == list(family.components)[-1]
+            table = whole_below(below, part.name, table, mark="" if last else f"{part.name}_")
+        else:
+            table = placed_below(below, table)
+        stack, stacks = part.parts.get("stack"), {one.name for one in table.stacks}
+        if (stack and stack not in stacks) or stacks & {one.name for one in self.made.stacks}:
             raise ArchitectureError(
                 f"{family.name}: {part.name} describes a model that cannot be a part of it",
                 hint="this composition has no table",
             )
-        table = table if len(table.stacks) > 1 else _qualified(table)
         made = self.made
+        if component.whole:
+            self.heads.rows |= table.heads
+            made.pinned |= table.pinned
+            made.unrotated = made.unrotated or table.unrotated
+            table.unified, table.ties = made.unified + table.unified, {**made.ties, **table.ties}
+            settings |= {name: point for name, point in table.outputs.items() if name == STREAM}
+            table.outputs, table.heads = {}, self.heads.rows
+        table = table if len(table.read_stacks) > 1 else _qualified(table)
         made.stacks += table.stacks
         made.axes += table.axes
         made.buffers += table.buffers
@@ -485,12 +527,17 @@ class TableBuilder:
 
 
 def placed_below(prefix: str, table: Table) -> Table:
-    """Return the same table, of modules that stand below ``prefix``. Task heads stay where they are."""
+    """Return the same table, of modules that stand below ``prefix``.
+
+    Task heads stay where they are, and so do modules that the library leaves unread.
+    """
 
     def below(rows: Rows) -> Rows:
         return {prefix + name: layout for name, layout in rows.items()}
 
     def placed(stack: Stack) -> Stack:
+        if not stack.is_read:
+            return stack
         shortcuts = {
             key: (prefix + entry, source, target, prefix + branch)
             for key, (entry, source, target, branch) in stack.shortcuts.items()
@@ -506,12 +553,76 @@ def placed_below(prefix: str, table: Table) -> Table:
     )
 
 
+def whole_below(prefix: str, name: str, table: Table, *, mark: str = "") -> Table:
+    """Return the table of a whole model that stands below ``prefix``, with its heads.
+
+    Its stack ``layer`` is called ``name``. ``mark`` stands before the axes that the model has once, so that
+    another part may have one of that name, such as a vocabulary of its own.
+    """
+    table = placed_below(prefix, _qualified(table) if len(table.read_stacks) == 1 else table)
+    once = {axis.name: mark + axis.name for axis in table.axes if axis.scope == "model"}
+    stacks = {stack.name: name if stack.name == "layer" else stack.name for stack in table.stacks}
+    words = re.compile(r"(?<![\w.@])(\w+)(?![\w@])(\.?)")
+
+    def renamed(text: str) -> str:
+        return words.sub(
+            lambda found: (stacks if found[2] else once).get(found[1], found[1]) + found[2], text
+        )
+
+    def rows(given: Rows, below: str = "") -> Rows:
+        return {below + key: renamed(layout) for key, layout in given.items()}
+
+    def sizes(given: Mapping[str, int]) -> dict[str, int]:
+        return {renamed(axis): size for axis, size in given.items()}
+
+    def axes(given: Iterable[Axis]) -> list[Axis]:
+        return [
+            replace(
+                axis,
+                name=renamed(axis.name),
+                within=axis.within and renamed(axis.within),
+                tied_with=axis.tied_with and renamed(axis.tied_with),
+            )
+            for axis in given
+        ]
+
+    return replace(
+        table,
+        stacks=[
+            replace(
+                stack,
+                name=stacks[stack.name],
+                rows=rows(stack.rows),
+                axes=tuple(axes(stack.axes)),
+                sizes=sizes(stack.sizes),
+            )
+            for stack in table.stacks
+        ],
+        axes=axes(table.axes),
+        rows=rows(table.rows),
+        heads=rows(table.heads, prefix),
+        sizes=sizes(table.sizes),
+        unified=[(renamed(one), renamed(other)) for one, other in table.unified],
+        pinned={renamed(point): why for point, why in table.pinned.items()},
+        outputs={output: point and renamed(point) for output, point in table.outputs.items()},
+        ties={prefix + second: first for second, first in table.ties.items()},
+    )
+
+
 def _qualified(table: Table) -> Table:
     """Return a table of one stack whose points are named from outside."""
-    (stack,) = table.stacks
+    (stack,) = table.read_stacks
 
     def point(name: str) -> str:
         return name if "." in name else f"{stack.name}.{name}"
 
     heads = {name: re.sub(r"(?<!\S)x@", f"{stack.name}.x@", layout) for name, layout in table.heads.items()}
-    return replace(table, heads=heads, unified=[(point(one), point(other)) for one, other in table.unified])
+    return replace(
+        table,
+        heads=heads,
+        unified=[(point(one), point(other)) for one, other in table.unified],
+        pinned={point(name): why for name, why in table.pinned.items()},
+        outputs={
+            output: point(name) if name and "@" in name else name for output, name in table.outputs.items()
+        },
+    )

@@ -181,6 +181,7 @@ fragment NAME ...
 keys NAME ...
 
 library NAME
+kin NAME
 models WORDS
 signature [PLUS] WORDS
 prefixes WORDS
@@ -195,11 +196,12 @@ requires NAME VALUES
 defaults [of NAME :] SETTINGS
 aliases ...
 originals ...
-part NAME PREFIX [KIND] [as STACK]
+part NAME PREFIX [KIND] [as STACK] [WHOLE] [OPTIONAL]
 set NAME = VALUE
 fits VALUE
 shapes ...
 draw NAME = VALUE
+denoises NAME
 frame VALUE
 arrange FUNCTION
 complete FUNCTION
@@ -226,6 +228,7 @@ skip ENTRY SOURCE -> TARGET BRANCH
 without WORDS
 heads ...
 outside ...
+unread ...
 buffers WORDS
 same FIRST LATER
 pin NAME : WHY
@@ -241,6 +244,8 @@ _PARTS = {
     **dict.fromkeys(("VALUE", "VALUES", "SETTINGS", "WORDS", "WHY", "HINT"), ".+?"),
     "SCOPE": "layer|stack|model",
     "PLUS": r"\+",
+    "OPTIONAL": "if there",
+    "WHOLE": "whole",
 }
 """What stands for a part; any other is one word. VALUE is an expression, and SETTINGS are several."""
 _ABOVE = frozenset({"part", *(word for word, form in FORMS.items() if form.endswith("..."))})

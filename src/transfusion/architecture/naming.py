@@ -34,6 +34,7 @@ class Naming:
     def __init__(self, family: Family, *, live: bool = False) -> None:
         """``live`` names may be those of parts of a tensor that files keep whole."""
         self.family = family
+        self.parts = {below: Naming(part, live=live) for below, part in family.whole_parts.items()}
         self.aliases = [
             (_pattern(other), _template(ours))
             for other, ours in family.aliases
@@ -43,6 +44,9 @@ class Naming:
     def canonical(self, name: str) -> str:
         """Return the table's name of a tensor or module."""
         name = unwrapped(name)
+        for below, part in self.parts.items():
+            if name.startswith(below):
+                return below + part.canonical(name.removeprefix(below))
         for prefix in self.family.prefixes:
             if name.startswith(prefix):
                 name = name.removeprefix(prefix)
@@ -152,6 +156,14 @@ class OriginalNames:
                     parts = (part.replace("{}", block).replace("{last}", block) for part in module.parts)
                     return OriginalModule(tuple(part + ending for part in parts), module.rest)
         return None
+
+    def sign(self, names: Iterable[str]) -> bool:
+        """Whether these are the names of the family's own tensors, and not those of a relative."""
+        modules = ((name, self.module(name)) for name in names)
+        ours = {
+            one for name, module in modules for one in (module.parts if module else (without_prefix(name),))
+        }
+        return ours >= set(self.family.signature)
 
     def _patterns(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield a name with each of its numbers in turn replaced by ``{last}`` or ``{}``, and the number."""

@@ -53,6 +53,9 @@ def fixed(name: str, why: str, *, scope: str = "model", within: str | None = Non
 
 Rows: TypeAlias = dict[str, str]
 """The layout of each tensor, by its name; see `rows_of`."""
+UNREAD = "unread "
+"""Before the layout of a tensor that files may have and the library leaves unread, such as those of blocks
+that predict further tokens. It moves with what it reads, and is no evidence of how two models correspond."""
 
 
 def rows_of(text: str) -> Rows:
@@ -86,7 +89,7 @@ class Stack:
     shortcuts: dict[tuple[str, ...], tuple[str, str, str, str]] = field(default_factory=dict)
     """Residual connections (entry, from, to, branch): the stream goes in at module *entry*, and the output of
     module *branch* is added to it. The first word of a key is the point that one comes from."""
-    points: tuple[str, ...] = ("x", "y", "z")
+    points: tuple[str, ...] = ("x", "y", "z", "w")
     kinds: dict[str, Collection[int]] = field(default_factory=dict)
     """Kinds of blocks, where not all blocks are alike: the numbers of the blocks of each kind."""
     branch_factor: float = 1.0
@@ -96,6 +99,11 @@ class Stack:
     one_space: bool = False
     """Whether a point is the same space in all blocks under any policy, as where a gate between a branch and
     its addition leaves no place for P_out P_inᵀ, or all blocks share one modulation of the stream."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the library runs its blocks: not those that predict further tokens."""
+        return not self.rows or not all(layout.startswith(UNREAD) for layout in self.rows.values())
 
 
 @dataclass
@@ -125,6 +133,11 @@ class Table:
     that is in different spaces in different releases of the library, or serves training only, and is
     not compared."""
 
+    @property
+    def read_stacks(self) -> list[Stack]:
+        """The stacks that the library runs."""
+        return [stack for stack in self.stacks if stack.is_read]
+
     def has_head(self, name: str) -> bool:
         """Whether a tensor of this name is a task head."""
         return any(fnmatchcase(name, pattern) for pattern in self.heads)
@@ -142,6 +155,8 @@ class Draw:
     """Whether the numbers are integers, below ``high``."""
     same: Any = None
     """The same value in every example, as nested lists of numbers."""
+    role: str = ""
+    """What it is to a model that denoises: the ``latent``, the ``time`` or the ``text``."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +173,8 @@ class Component:
     """Further keys of its section that cannot matter."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Further keys of its section that must have one of these values."""
+    whole: bool = False
+    """Whether it is a whole model, with heads and names as it has them alone; see `whole_below`."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,9 @@ class Family:
     name: str
     library: str
     table: Callable[[Config, frozenset[str]], Table]
+    kin: str = ""
+    """What it has in common with families that were trained on from each other: tensors of one name are then
+    one part, and others have no counterpart. Empty: it corresponds to itself alone."""
     signature: tuple[str, ...] = ()
     """Tensors by which the family is recognised without a configuration; the longest of several matching
     signatures counts. Empty: the family is only known by its configuration."""
@@ -183,8 +203,14 @@ class Family:
     inputs: tuple[str, ...] = ()
     """The kind of input of a live model: ``image``, ``patches`` (an image in patches), ``tokens``,
     ``spectrogram``, ``waveform``."""
-    draws: Callable[[Config], Mapping[str, Draw]] | None = None
-    """How inputs for a live model are drawn, by name, where those kinds do not fit."""
+    draws: Callable[..., Mapping[str, Draw]] | None = None
+    """How inputs for a live model are drawn, by name, where those kinds do not fit; from a configuration,
+    and the numbers of patches and words if others than a few."""
+    denoises: str = ""
+    """How a model of diffusers denoises. ``flow``: it predicts noise minus image, of a mixture in straight
+    lines; ``flow_to_image``: the opposite of that, and its time runs from noise to image; ``noise``: it
+    predicts the noise, or what a scheduler's file beside it says, in discrete steps whose noise grows like
+    Stable Diffusion's; ``noise_linear``: the same, and it grows in a straight line."""
     build: Callable[[Config], Any] | None = None
     """Builds the module of a configuration, if its class is the user's own and of no library."""
     make_inputs: Callable[[Config, int, Any], Mapping[str, Any]] | None = None
@@ -196,6 +222,9 @@ class Family:
     of the text that stand for the image, the patches that are masked, lists or numbers instead of tensors."""
     components: Mapping[str, Component] = field(default_factory=dict)
     """Models of other families that are parts of this one, by the section of the configuration."""
+    whole_parts: Mapping[str, Family] = field(default_factory=dict)
+    """The families of parts that are whole models, by what their names begin with, once a configuration has
+    told them."""
     prefixes: tuple[str, ...] = ()
     """The prefix of names that libraries add in models with a task head, and drop in models without one."""
     aliases: tuple[tuple[str, str], ...] = ()

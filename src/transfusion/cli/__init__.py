@@ -84,10 +84,11 @@ def without_collection() -> Iterator[None]:
 
 
 def _stop(error: BaseException, signum: int) -> NoReturn:
-    from transfusion.cli.console import printable
+    from transfusion.runtime.terminal import printable
 
-    notes = getattr(error, "__notes__", [])
-    print(printable("; ".join(["interrupted", "no output was written", *notes])), file=sys.stderr)
+    written, notes = getattr(error, "written", None), getattr(error, "__notes__", [])
+    what = f"{written} is complete, and was not uploaded" if written else "no output was written"
+    print(printable("; ".join(["interrupted", what, *notes])), file=sys.stderr)
     sys.exit(128 + signum)
 
 

@@ -17,11 +17,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from transfusion import __version__
 from transfusion.cli.command import Verb, command
+from transfusion.cli.console import in_options, out
 from transfusion.cli.demo import DemoSettings, demo, show_demo
 from transfusion.cli.inspect import InspectSettings, inspect, show_inspected
 from transfusion.cli.results import (
     show_align,
     show_applied,
+    show_asked,
     show_measured,
     show_moved,
     show_report,
@@ -33,22 +35,24 @@ from transfusion.evaluation.settings import (
     FewShotSettings,
     SweepSettings,
 )
-from transfusion.matching.settings import AlignSettings
+from transfusion.matching.methods import RECOMMENDATION
+from transfusion.matching.settings import AlignSettings, MatchingSettings
+from transfusion.report import views
 from transfusion.report.settings import ReportSettings
-from transfusion.transport.settings import ApplySettings, MergeSettings, TransportSettings
+from transfusion.transport.settings import ApplySettings, AskSettings, MergeSettings, TransportSettings
 
 FEW = ("as_json", "quiet")
+MODELS_ARE = "A model is a local folder or file, or a hub id (org/name or org/name@revision)."
 REQUIRED = {"output": MISSING}
 
 VERBS = (
     Verb(
-        "inspect",
-        InspectSettings,
-        "Show the axes of a model and which of them may move; what an adapter is for; or what a π moves.\n\n"
-        "With --propose: draft a table for a model that has none.",
-        show_inspected,
-        console=("as_json",),
-        function=inspect,
+        "transport",
+        TransportSettings,
+        "Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter.",
+        show_moved,
+        defaults=REQUIRED,
+        example="transport my-lora --base org/v1 --onto org/v2 -o my-lora-on-v2",
     ),
     Verb(
         "align",
@@ -58,6 +62,25 @@ VERBS = (
         console=("dry_run", "as_json", "quiet", "verbose"),
         dry="transfusion.matching.align",
         defaults=REQUIRED,
+        example="align org/v1 org/v2 -o pi.safetensors",
+    ),
+    Verb(
+        "merge",
+        MergeSettings,
+        "Write B + α·(several fine-tunes of A, moved by one π and combined).",
+        show_moved,
+        defaults=REQUIRED,
+        example="merge lora-1 lora-2 --base org/v1 --onto org/v2 --how ties -o both-on-v2",
+    ),
+    Verb(
+        "ask",
+        AskSettings,
+        "Let a fine-tuned language model write texts and answer them, or a LoRA for images or videos make"
+        " latents, for 'transport --refine --answers'.",
+        show_asked,
+        console=FEW,
+        defaults=REQUIRED,
+        example="ask my-lora --base org/v1 -o answers.safetensors",
     ),
     Verb(
         "apply",
@@ -66,6 +89,7 @@ VERBS = (
         show_applied,
         console=FEW,
         defaults=REQUIRED,
+        example="apply pi.safetensors org/v1 -o v1-in-the-order-of-v2",
     ),
     Verb(
         "verify",
@@ -78,20 +102,7 @@ VERBS = (
         show_verified,
         console=("as_json",),
         function=verify,
-    ),
-    Verb(
-        "transport",
-        TransportSettings,
-        "Write B + α·π(τ): the fine-tune of A, moved onto B. An adapter stays an adapter.",
-        show_moved,
-        defaults=REQUIRED,
-    ),
-    Verb(
-        "merge",
-        MergeSettings,
-        "Write B + α·(several fine-tunes of A, moved by one π and combined).",
-        show_moved,
-        defaults=REQUIRED,
+        example="verify org/v1 --via pi.safetensors",
     ),
     Verb(
         "evaluate",
@@ -99,6 +110,7 @@ VERBS = (
         "Measure models and adapters on a task, and on a support: what the base could do before.",
         show_measured,
         console=FEW,
+        example="evaluate tuned-on-v2 --against org/v2 --data task.jsonl --support other.jsonl",
     ),
     Verb(
         "sweep",
@@ -106,13 +118,7 @@ VERBS = (
         "Measure B + α·π(τ) and B + α·τ for many α, without writing any model, and draw the gains over B.",
         show_measured,
         console=FEW,
-    ),
-    Verb(
-        "barrier",
-        BarrierSettings,
-        "Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it.",
-        show_measured,
-        console=FEW,
+        example="sweep tuned --base org/v1 --onto org/v2 --data task.jsonl",
     ),
     Verb(
         "fewshot",
@@ -121,6 +127,25 @@ VERBS = (
         show_measured,
         console=FEW,
         defaults=REQUIRED,
+        example="fewshot tuned --base org/v1 --onto org/v2 --data few.jsonl -o alpha.json",
+    ),
+    Verb(
+        "barrier",
+        BarrierSettings,
+        "Measure the loss of (1 − α)·π(A) + α·B for α from 0 to 1, and draw it.",
+        show_measured,
+        console=FEW,
+        example="barrier org/v1 org/v2 --via pi.safetensors --data other.jsonl",
+    ),
+    Verb(
+        "inspect",
+        InspectSettings,
+        "Show the axes of a model and which of them may move; what an adapter is for; or what a π moves.\n\n"
+        "With --propose: draft a table for a model that has none.",
+        show_inspected,
+        console=("as_json",),
+        function=inspect,
+        example="inspect my-lora",
     ),
     Verb(
         "report",
@@ -129,6 +154,7 @@ VERBS = (
         show_report,
         console=FEW,
         defaults={"output": Path("report.html")},
+        example="report tuned-on-v2 results.json -o report.html",
     ),
     Verb(
         "demo",
@@ -137,6 +163,7 @@ VERBS = (
         show_demo,
         console=FEW,
         function=demo,
+        example="demo --keep kept",
     ),
 )
 
@@ -155,9 +182,22 @@ class _Verb(TyperCommand):
         return _without_types_of_flags(super().get_params(ctx))
 
 
+class _Aligning(_Verb):
+    """A verb that takes a method: its help ends with a table of all."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        out.print(views.methods())
+
+
 class _Verbs(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Say below the verbs what to do first; all verbs must be known to name its options."""
+        self.epilog = f"{in_options(RECOMMENDATION)}\n\n{MODELS_ARE}"
+        super().format_help(ctx, formatter)
 
 
 app = typer.Typer(
@@ -165,8 +205,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Move a fine-tune onto a new release of its base model: no training, no data.",
-    epilog="A model is a local folder or file, or a hub id (org/name or org/name@revision).",
+    help="Move a fine-tune onto a new release of its base model, without data.",
 )
 
 
@@ -186,4 +225,4 @@ def _common(
 
 
 for verb in VERBS:
-    app.command(cls=_Verb)(command(verb))
+    app.command(cls=_Aligning if issubclass(verb.settings, MatchingSettings) else _Verb)(command(verb))

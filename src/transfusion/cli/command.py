@@ -8,6 +8,7 @@ of its name and prints what that returns.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -22,6 +23,7 @@ import transfusion
 from transfusion.cli import without_collection
 from transfusion.cli.console import VERB, Messages, results_apart
 from transfusion.errors import SettingError
+from transfusion.runtime.progress import SILENT
 from transfusion.runtime.settings import Setting, described
 
 LARGEST = 2**63 - 1
@@ -43,6 +45,8 @@ class Verb:
     help: str
     show: Show
     console: tuple[str, ...] = ("as_json", "quiet", "verbose")
+    example: str = ""
+    """What users might type after ``transfusion``."""
     dry: str | None = None
     """The module of its function ``plan_…``, which says what would be done."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +55,8 @@ class Verb:
     """What it calls; without it, the function of its name in the package."""
 
 
+_FIRST = ("finetuned", "base", "onto", "output")
+"""What users look for first."""
 _CONSOLE = {
     "as_json": ("--json", "Print the result as JSON."),
     "dry_run": ("--dry-run", "Say what would be done, and do nothing."),
@@ -61,13 +67,15 @@ _CONSOLE = {
 
 def command(verb: Verb) -> Callable[..., None]:
     """Return the function of a verb for typer."""
-    parameters = [*options(verb.settings, verb.defaults), *(_console(name) for name in verb.console)]
+    own = sorted(options(verb.settings, verb.defaults), key=lambda one: one.name not in _FIRST)
+    parameters = [*own, *(_console(name) for name in verb.console)]
     names = [one.name for one in parameters if one.name not in verb.console]
 
     def run(**values: Any) -> None:
         VERB.set(verb.name)
+        main = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
         as_json, quiet = values["as_json"], values.get("quiet", False)
-        messages = Messages(quiet=quiet, verbose=values.get("verbose", False))
+        messages = Messages(quiet=quiet, verbose=values.get("verbose", False)) if main else SILENT
         given = {name: _checked(name, values[name]) for name in names}
         if "torch" not in sys.modules:
             with messages.bar(text="loading libraries"), without_collection():
@@ -78,9 +86,10 @@ def command(verb: Verb) -> Callable[..., None]:
             function = getattr(import_module(verb.dry), f"plan_{verb.name}")
         with results_apart():
             result = function(**_grouped(verb.settings, given), progress=messages)
-        verb.show(result, values, as_json)
+        if main:
+            verb.show(result, values, as_json)
 
-    run.__name__, run.__doc__ = verb.name, verb.help
+    run.__name__, run.__doc__ = verb.name, f"{verb.help}\n\nExample: transfusion {verb.example}"
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run

@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from transfusion.cli.console import Messages, out, print_json
-from transfusion.cli.views import columns, gain, score
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.report.views import gain, score
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.run_record import COMMAND
 from transfusion.runtime.settings import setting, verb
+from transfusion.runtime.tables import columns
 
 TITLES = {
     "onto_b": {
@@ -43,7 +44,7 @@ class DemoSettings:
     )
     open_it: bool = setting(False, "Open the report in a browser.", kind=bool, flag="--open")
     force: bool = setting(False, "Replace an existing output.", kind=bool)
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)
 
 
 @verb(DemoSettings)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from transfusion.cli.console import err, out, print_json, printable
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.cli.console import out, print_json
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.settings import ARCHITECTURE, CONFIG, MODELS, argument, setting, verb
+from transfusion.runtime.terminal import err, printable
 
 if TYPE_CHECKING:
     from transfusion.verification.drafting.propose import ProposedTable
@@ -44,7 +45,7 @@ class InspectSettings:
     force: bool = setting(False, "Replace an existing output.", kind=bool)
     config: Path | None = setting(None, CONFIG, kind=Path, panel=MODELS)
     architecture: Path | None = setting(None, ARCHITECTURE, kind=Path, panel=MODELS)
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)
 
 
 @verb(InspectSettings)
@@ -69,14 +70,12 @@ def inspect(settings: InspectSettings) -> dict[str, Any] | ProposedTable:
 
 def show_inspected(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print a description, or a draft and its certificate."""
-    from transfusion.cli import views
-
     if values["propose"]:
         _show_proposal(result, values["output"], values["architecture"], as_json)
     elif as_json:
         print_json(result)
     else:
-        out.print(views.described(result))
+        out.print(result)
 
 
 def _show_proposal(

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfusion import __version__
-from transfusion.cli import views
-from transfusion.cli.console import out, print_json, show
+from transfusion.cli.console import in_options, out, print_json, show
 from transfusion.errors import listing
 from transfusion.runtime.resources import format_bytes
 
@@ -48,7 +47,7 @@ def show_align(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     }
     lines = [f"{advice['verdict']}: {advice['text']}"] if advice else []
     if instead := advice.get("instead"):
-        lines.append(f"better: {instead}")
+        lines.append(f"better: {in_options(instead)}")
     if drift := advice.get("drift"):
         lines.append(describe_drift(drift))
     lines.append(f"π written to {output}: {moved} of {len(result.maps)} axes moved")
@@ -62,6 +61,8 @@ def show_align(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
 
 def show_moved(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print what was written; or, in a dry run, what would be."""
+    from transfusion.transport.outcome import outcome_of
+
     output = str(values["output"])
     if values["dry_run"]:
         plan = result.plan()
@@ -69,10 +70,31 @@ def show_moved(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
         counts = ", ".join(f"{count} {what}" for what, count in plan.items() if what in parts)
         read, write = (format_bytes(plan[f"bytes_to_{what}"]) for what in ("read", "write"))
         text = f"would write {output}: {counts}; read {read}, write {write}"
+        if not any(values.get(name) for name in ("via", "method", "refine", "repeat", "force_unrelated")):
+            text += "; A and B are compared first, which was not done yet and may stop it"
+        if "seconds_to_learn" in plan:
+            text += "\n" + _expected(plan)
         show({"would_write": output, **plan}, as_json, text)
         return
     metadata = result.metadata()
-    show({"written": output, **metadata}, as_json, "\n".join([*_lines(metadata), f"written to {output}"]))
+    ended, places = outcome_of(metadata, output), {"written": output}
+    lines = [*_lines(metadata), f"written to {output}"]
+    if result.uploaded is not None:
+        places["uploaded"] = result.uploaded
+        lines.append(f"uploaded to {result.uploaded}")
+    lines += [": ".join(row) for row in ended.rows()]
+    show({**places, "outcome": asdict(ended), **metadata}, as_json, "\n".join(lines))
+
+
+def _expected(plan: Mapping[str, int]) -> str:
+    """Return what a refinement is expected to take."""
+    ask, learn, disk = (format_bytes(plan[name]) for name in ("memory_to_ask", "memory_to_learn", "disk"))
+    minutes = [max(1, round(plan[f"seconds_to_{phase}"] / 60)) for phase in ("ask", "learn")]
+    asking = f"ask: {ask} of memory, about {minutes[0]} min; " if plan["seconds_to_ask"] else ""
+    return (
+        f"refinement, {asking}learn: {learn}, about {minutes[1]} min; {plan['tokens_to_write']:,}"
+        f" tokens are written, and answers take up to {disk} until the end"
+    )
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
@@ -148,6 +170,12 @@ def show_applied(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     show({"written": written}, as_json, f"π(A) written to {written}")
 
 
+def show_asked(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
+    """Print how many texts or latents were answered."""
+    info = {"written": str(values["output"]), **result.about}
+    show(info, as_json, f"{result.__rich__()}; written to {values['output']}")
+
+
 def show_measured(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print the table of `evaluate`, `sweep`, `fewshot` or `barrier`, and the files that have it."""
     record, verb = result.record, result.record["verb"]
@@ -158,7 +186,7 @@ def show_measured(result: Any, values: Mapping[str, Any], as_json: bool) -> None
         written = {} if verb == "evaluate" else {"written": [str(file) for file in files]}
         print_json({**written, **record})
         return
-    out.print(views.MEASURED[verb](record))
+    out.print(result)
     for file in files:
         out.print(f"written to {file}", markup=False)
 

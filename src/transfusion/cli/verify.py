@@ -11,7 +11,7 @@ import typer
 
 from transfusion.cli.console import out, print_json
 from transfusion.errors import VerificationError
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.settings import ARCHITECTURE, CONFIG, MODELS, setting, verb
 
@@ -45,8 +45,8 @@ class VerifySettings:
     )
     config: Path | None = setting(None, CONFIG, kind=Path, panel=MODELS)
     architecture: Path | None = setting(None, ARCHITECTURE, kind=Path, panel=MODELS)
-    resources: Resources = setting(LOCAL, "Memory.", kind=Resources, only=("memory",))
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    resources: Resources = setting(LOCAL, "Memory and device.", kind=Resources, only=("device", "memory"))
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)
 
 
 @verb(VerifySettings)
@@ -80,18 +80,10 @@ def _rotates(via: str) -> bool:
 
 def show_verified(result: Any, values: Mapping[str, Any], as_json: bool) -> None:
     """Print what was found; fail if a model differs, a π predicts nothing, or a table is wrong."""
-    from transfusion.cli.views import prediction
     from transfusion.verification.verify import Prediction, Verification
 
-    lines: list[Any] = []
-    if isinstance(result, Verification) and result.equal:
-        aided = f", with P_out·P_inᵀ in {result.shortcuts} shortcuts" if result.shortcuts else ""
-        found = f"largest difference {result.difference:.2g} over {', '.join(result.outputs)}"
-        lines.append(f"π(A) computes what A computes{aided}: {found}")
-    elif isinstance(result, Prediction) and result.holds:
-        lines += [prediction(result.record["axes"]), f"{result.mean}; inputs: {result.probes}"]
-    elif not isinstance(result, Verification | Prediction):
-        lines += [f"{'✓' if check.passed else '✗'} {check}" for check in result.checks]
+    told = result.equal if isinstance(result, Verification) else getattr(result, "holds", True)
+    lines: list[Any] = [result] if told else []  # else, it is an error
     if values["output"] is not None:
         lines.append(f"written to {values['output']}")
     if as_json:

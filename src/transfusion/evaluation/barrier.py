@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import torch
+from rich.console import RenderableType
 
 from transfusion.alignment.alignment import Alignment, require_one_shape
 from transfusion.errors import AlignmentError, MismatchError, SettingError, listing
@@ -22,8 +23,9 @@ from transfusion.evaluation.settings import BarrierSettings
 from transfusion.evaluation.task import EvaluationData
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair, compare_vocabularies, require_same_shape
+from transfusion.report import views
 from transfusion.report.figures import draw_barriers
-from transfusion.report.result_files import Result, ResultFiles, fields_of
+from transfusion.report.result_files import Result, ResultFiles, as_svg, fields_of
 from transfusion.runtime.engines import as_precision
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
@@ -103,7 +105,7 @@ class Barrier:
         return {**derived, **fields_of(self)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Barriers(Result):
     """The barriers of several alignments between two models."""
 
@@ -115,6 +117,13 @@ class Barriers(Result):
     dtype: str
     curves: Mapping[str, Barrier]
     """By label: ``vanilla``, or the method of π."""
+
+    def __rich__(self) -> RenderableType:
+        return views.barrier(self.written)
+
+    def figure(self) -> bytes:
+        """Return the figure as SVG."""
+        return as_svg(draw_barriers, self)
 
     def metadata(self) -> dict[str, Any]:
         """Return all results for a file or another program."""
@@ -128,8 +137,8 @@ def barrier(settings: BarrierSettings) -> Barriers:
 
     >>> found = transfusion.barrier("models/a", "models/b", via="pi.safetensors", data="data.safetensors")
     >>> {label: len(curve.points) for label, curve in found.curves.items()}
-    {'vanilla': 11, 'guarded': 11}
-    >>> found.curves["guarded"].height < 1e-5  # π(A) equals B here
+    {'vanilla': 11, 'auto': 11}
+    >>> found.curves["auto"].height < 1e-5  # π(A) equals B here
     True
     """
     record, count, paths = RunRecord("barrier"), settings.points, given_alignments(settings.via)
@@ -155,7 +164,7 @@ def barrier(settings: BarrierSettings) -> Barriers:
             a, shortcuts = pair.a, _shortcuts(settings.shortcuts, pi)
             if pi is not None:
                 a = _under(pi, pair, shortcuts)
-            line = _line(a, pair.b, asked, pi, dtype)
+            line = _line(a, pair.b, asked, pi, dtype, settings.resources.device)
             evaluator = asked.evaluator(a, line.live, batch=settings.batch)
             loss_of_a = evaluator.measure().loss
             points: list[BarrierPoint] = []
@@ -203,9 +212,16 @@ def _under(pi: Alignment, pair: Pair, shortcuts: Shortcuts) -> Model:
     return a
 
 
-def _line(a: Model, b: Model, data: EvaluationData, alignment: Alignment | None, dtype: torch.dtype) -> Line:
+def _line(
+    a: Model,
+    b: Model,
+    data: EvaluationData,
+    alignment: Alignment | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Line:
     """Return the line from π(A) to B, in the live A; refuse other classes and other task heads."""
-    live, other = data.live(a, dtype), data.live(b, dtype)
+    live, other = (data.live(one, dtype, device) for one in (a, b))
     kinds = [type(one.module).__name__ for one in (live, other)]
     hint = "both need the same task head, trained on the same classes"
     if kinds[0] != kinds[1]:

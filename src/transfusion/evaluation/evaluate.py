@@ -10,6 +10,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from rich.console import RenderableType
 from torch import nn
 
 from transfusion.errors import CheckpointError, SettingError
@@ -24,6 +25,7 @@ from transfusion.evaluation.scores import (
 )
 from transfusion.evaluation.settings import EvaluateSettings
 from transfusion.model.model import Model, Reference
+from transfusion.report import views
 from transfusion.report.result_files import Result, ResultFiles, fields_of
 from transfusion.runtime.engines import as_precision
 from transfusion.runtime.run_record import RunRecord
@@ -52,7 +54,7 @@ class ModelScores(Scores):
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(Result):
     """The scores of several models."""
 
@@ -62,6 +64,9 @@ class Evaluation(Result):
     against: str | None
     """The model that gains are relative to; it is the first."""
     rows: tuple[ModelScores, ...] = field(repr=False)
+
+    def __rich__(self) -> RenderableType:
+        return views.evaluation(self.written)
 
     def metadata(self) -> dict[str, Any]:
         """Return all results for a file or another program."""

@@ -67,13 +67,14 @@ class Evaluator:
         for batch in self.batch_source.batches(size):
             logits, wanted = self.scorer.answer(batch)
             counting = wanted != IGNORED
-            losses = _cross_entropy(logits, wanted, "none").double()
+            losses = _cross_entropy(logits, wanted, "none")
             rows = len(wanted) // len(batch.targets)  # of every example
             examples = done + torch.arange(len(wanted), device=wanted.device) // rows
             parts.append(tuple(one[counting].cpu() for one in (logits.argmax(-1), wanted, losses, examples)))
             done += len(batch.targets)
             on_examples(done)
         predictions, targets, losses, examples = map(torch.cat, zip(*parts, strict=True))
+        losses = losses.double()
         label = self.batch_source.label
         if not len(targets):
             raise DataError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import RenderableType
 from torch import Tensor
 
 from transfusion.architecture.naming import block_of
@@ -26,8 +27,10 @@ from transfusion.evaluation.scores import Score, gain
 from transfusion.evaluation.settings import EPOCHS, RATE, START, FewShotSettings
 from transfusion.evaluation.task import EvaluationData
 from transfusion.files.publishing import publish_file, write_json
+from transfusion.report import views
 from transfusion.report.figures import draw_fewshot
-from transfusion.report.result_files import Result, ResultFiles, require_places
+from transfusion.report.result_files import Result, ResultFiles, as_svg, require_places
+from transfusion.runtime.engines import widest
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 from transfusion.transport.alpha import Alpha
@@ -61,7 +64,7 @@ class FewShotCurve:
         return Alpha.of(self.coefficients)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FewShot(Result):
     """Coefficients learned on π(τ) and on τ, and their scores."""
 
@@ -80,6 +83,13 @@ class FewShot(Result):
     zero: Score
     """The score of B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[FewShotCurve, ...]
+
+    def __rich__(self) -> RenderableType:
+        return views.fewshot(self.written)
+
+    def figure(self) -> bytes:
+        """Return the figure as SVG."""
+        return as_svg(draw_fewshot, self)
 
     @property
     def moved(self) -> FewShotCurve:
@@ -226,7 +236,7 @@ def derivatives(
             for name, gradient in zip(names, gradients, strict=True):
                 if gradient is not None:
                     change = line.end[name] - line.start[name]
-                    slopes[name] += float((gradient * change).sum(dtype=torch.float64))
+                    slopes[name] += float((gradient * change).sum(dtype=widest(change.device)))
     sums = [sum(slopes[name] for name in group) / count for group in groups.values()]
     return total / count, torch.tensor(sums, dtype=torch.float64)
 

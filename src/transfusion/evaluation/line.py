@@ -23,6 +23,7 @@ from transfusion.evaluation.evaluate import hold, named_base
 from transfusion.evaluation.evaluator import Evaluator
 from transfusion.evaluation.settings import LineSettings
 from transfusion.evaluation.task import EvaluationData
+from transfusion.matching.advice import Verdict
 from transfusion.matching.align import align
 from transfusion.model.model import Model
 from transfusion.model.pair import Pair
@@ -106,7 +107,7 @@ class Lines:
         If ``data`` names a task head, the live model has it.
         """
         as_precision(dtype)
-        require_device(device)
+        require_device(device, dtype)
         pair = Pair.open(base, onto, vocabulary_share=0.0)
         a, b = pair.a, pair.b
         finetuned = open_finetune(finetuned)
@@ -198,7 +199,11 @@ def open_lines(settings: LineSettings) -> Lines:
         new_tokens=settings.new_tokens,
     )
     if not via:
-        via = [align(pair.a, pair.b, resources=resources, progress=progress, seed=settings.seed, **aligning)]
+        aligning |= {"seed": settings.seed, "force_unrelated": True}  # measured, whatever it brings
+        found = align(pair.a, pair.b, resources=resources, progress=progress, **aligning)
+        via, advice = [found], found.provenance.advice
+        if advice.get("verdict") == Verdict.DOUBT:
+            progress.warn(f"{advice['verdict']}: {advice['text']}; transport would stop here")
     ways = [*([None] if settings.naive else []), *map(require_one_shape, via)]
     return replace(lines, ways=dict(zip(labels_of(ways), ways, strict=True)))
 

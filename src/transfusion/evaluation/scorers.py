@@ -70,7 +70,7 @@ def logits_of(
     live: LiveModel, label: str, inputs: Mapping[str, Tensor], *, gradients: bool = False
 ) -> Tensor:
     """Run a model and return its logits."""
-    given, double = _placed(live, inputs)
+    given, double = _typed(live, inputs)
     with _refusing(live, label):
         outputs = run_model(live.module, live.family, given, double=double, gradients=gradients)
     if LOGITS not in outputs or live.architecture.output_space(LOGITS):
@@ -104,11 +104,10 @@ def prediction_kind(live: LiveModel, logits: Tensor, *, shifted: bool = False) -
     return PredictionKind.NEXT if causal else PredictionKind.POSITION
 
 
-def _placed(live: LiveModel, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-    """Return inputs in the module's type and on its device, and whether it computes in float64."""
-    like = next(live.module.parameters())
-    placed = {name: one.to(like.device) for name, one in in_dtype(inputs, like.dtype).items()}
-    return placed, like.dtype is torch.float64
+def _typed(live: LiveModel, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+    """Return inputs in the module's type, and whether it computes in float64."""
+    dtype = next(live.module.parameters()).dtype
+    return in_dtype(inputs, dtype), dtype is torch.float64
 
 
 @contextmanager
@@ -152,7 +151,7 @@ def features(
     live: LiveModel, label: str, kind: str, inputs: Mapping[str, Tensor], *, gradients: bool
 ) -> Tensor:
     """Return the features (examples, width) of the tower for this kind of input."""
-    given, double = _placed(live, inputs)
+    given, double = _typed(live, inputs)
     with (
         _refusing(live, label),
         torch.set_grad_enabled(gradients),

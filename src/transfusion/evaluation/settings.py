@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfusion.errors import SettingError
 from transfusion.matching.settings import PRECISE, MatchingSettings
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.settings import MODELS, RESOURCES, A, B, argument, setting
 from transfusion.transport.settings import FATES, numbers
@@ -107,7 +107,7 @@ class DataSettings:
         None, "A file with a table of your own.", kind=Path, panel=MODELS
     )
     resources: Resources = setting(LOCAL, "Threads and device.", kind=Resources, only=("device", "jobs"))
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)
 
     @property
     def task(self) -> EvaluationData:
@@ -306,4 +306,4 @@ class BarrierSettings(FigureSettings, DataSettings):
         choices=SHORTCUTS,
         shown="interpolated, or as π asks",
     )
-    resources: Resources = setting(LOCAL, "Threads.", kind=Resources, only=("jobs",))
+    resources: Resources = setting(LOCAL, "Threads and device.", kind=Resources, only=("device", "jobs"))

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from rich.console import RenderableType
+
 from transfusion.errors import SettingError
 from transfusion.evaluation.line import line_inputs, open_lines
 from transfusion.evaluation.scores import LESS_IS_BETTER, Scores, gain, task_and_support
 from transfusion.evaluation.settings import SweepSettings
+from transfusion.report import views
 from transfusion.report.figures import draw_sweep
-from transfusion.report.result_files import Result, ResultFiles, fields_of
+from transfusion.report.result_files import Result, ResultFiles, as_svg, fields_of
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 
@@ -48,7 +51,7 @@ class SweepCurve:
         return {**fields_of(self), "best": self.best.alpha}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep(Result):
     """Curves of several lines over the same values of α, and one reference."""
 
@@ -62,6 +65,13 @@ class Sweep(Result):
     """The reference of all gains: B, with the fine-tune's task head, unmoved, if B has none of that kind."""
     curves: tuple[SweepCurve, ...]
 
+    def __rich__(self) -> RenderableType:
+        return views.sweep(self.written)
+
+    def figure(self) -> bytes:
+        """Return the figure as SVG."""
+        return as_svg(draw_sweep, self)
+
 
 @verb(SweepSettings)
 def sweep(settings: SweepSettings) -> Sweep:
@@ -72,7 +82,7 @@ def sweep(settings: SweepSettings) -> Sweep:
     ...     data="data.safetensors", alphas=[0.5, 1],
     ... )
     >>> [curve.label for curve in found.curves], [point.alpha for point in found.curves[0].points]
-    (['naive', 'guarded'], [0.5, 1.0])
+    (['naive', 'auto'], [0.5, 1.0])
     >>> found.curves[1].best.gain["task"] == found.metadata()["curves"][1]["points"][0]["gain"]["task"]
     True
     """

@@ -89,9 +89,10 @@ class EvaluationData:
 
     def live(self, model: Model, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LiveModel:
         """Build the live model to measure, with the task head that was asked for."""
-        require_device(device)
-        donor = self.task_head_donor()
-        live = LiveModel.of(model, dtype) if donor is None else with_task_head_of(donor, model, dtype)
+        require_device(device, dtype)
+        if (donor := self.task_head_donor()) is None:
+            return LiveModel.of(model, dtype, device=device)
+        live = with_task_head_of(donor, model, dtype)
         live.module.to(device)
         return live
 

@@ -34,10 +34,15 @@ def all_families() -> tuple[Family, ...]:
 
 
 def family_of_component(component: Component, section: Config, name: str) -> Family:
-    """Return the family of a part of a model, by the section of the configuration that describes the part."""
+    """Return the family of a part of a model, by the section of the configuration that describes the part.
+
+    A whole model that is another one as this part has a family of its own, such as ``trocr-decoder``.
+    """
     if component.family is not None:
         return component.family
     kind = section.get("model_type", component.model_type)
+    if component.whole and (own := f"{kind}-{name}") in library()[0].own:
+        return library()[0].family(own)
     found = next((family for family in all_families() if kind in family.model_types), None)
     if found is None:
         raise ArchitectureError(
@@ -45,6 +50,16 @@ def family_of_component(component: Component, section: Config, name: str) -> Fam
             hint="'transfusion inspect MODEL --propose' drafts a table for a model of that kind alone",
         )
     return found
+
+
+def with_whole_parts(family: Family, config: Config) -> Family:
+    """Return a family with those of its parts that are whole models, as a configuration names them."""
+    whole = {
+        component.prefix: family_of_component(component, config.get(section) or {}, section)
+        for section, component in family.components.items()
+        if component.whole
+    }
+    return replace(family, whole_parts=whole) if whole else family
 
 
 @cache

@@ -59,6 +59,15 @@ def sam_inputs(config: Config, given: Inputs) -> Inputs:
     return {**given, "input_points": pixels.new_tensor([[[[side / 3, side / 2]]]] * len(pixels))}
 
 
+def pair_inputs(config: Config, given: Inputs) -> Inputs:
+    """A pair of an encoder and a decoder: what the encoder takes, and the decoder's text."""
+    ids = given["input_ids"]
+    heard = {name: given[name] for name in ("pixel_values", "input_values") if name in given}
+    heard = heard or {"input_ids": ids % config["encoder"]["vocab_size"]}
+    told = given.get("decoder_input_ids", ids) % config["decoder"]["vocab_size"]
+    return {**heard, "decoder_input_ids": told}
+
+
 # ── images and texts ─────────────────────────────────────────────────────────────────────────
 
 
@@ -70,6 +79,31 @@ def llava_inputs(config: Config, given: Inputs) -> Inputs:
     class_token = config[VISION]["model_type"] == "clip_vision_model"
     dropped = config["vision_feature_select_strategy"] == "default"
     return _shown(config, given, _patches(config) + class_token - dropped)
+
+
+def llava_next_inputs(config: Config, given: Inputs) -> Inputs:
+    """Every image has the first size of the grid, and is seen whole and in cuts, which are turned here."""
+    pixels, vision = given["pixel_values"], config[VISION]
+    side, (height, width) = vision["image_size"], config["image_grid_pinpoints"][0]
+    rows, columns = height // side, width // side
+    seen = [pixels.roll(number, -1) for number in range(rows * columns + 1)]
+    shown = pixels.new_zeros(len(pixels), len(seen), *pixels.shape[1:])
+    for number, one in enumerate(seen):
+        shown[:, number] = one
+    across = side // vision["patch_size"]
+    count = across**2 + rows * across * (columns * across + 1)
+    sizes = pixels.new_tensor([[height, width]] * len(pixels)).long()
+    return {**_shown(config, given, count), "pixel_values": shown, "image_sizes": sizes}
+
+
+def internvl_inputs(config: Config, given: Inputs) -> Inputs:
+    """Neighbouring patches become one token."""
+    vision = config[VISION]
+    side, patch = (
+        size[0] if isinstance(size, list | tuple) else size
+        for size in (vision["image_size"], vision["patch_size"])
+    )
+    return _shown(config, given, round(side // patch * config["downsample_ratio"]) ** 2)
 
 
 def paligemma_inputs(config: Config, given: Inputs) -> Inputs:
@@ -116,6 +150,35 @@ def qwen_inputs(config: Config, given: Inputs) -> Inputs:
     return {**shown, "mm_token_type_ids": (ids == config["image_token_id"]).int()}
 
 
+def gemma4_inputs(config: Config, given: Inputs) -> Inputs:
+    """An image is a list of patches with their places, and a few of them together become one token.
+
+    If the model hears, the numbers of the image are a sound as well, with a token for four frames.
+    """
+    vision, pixels = config[VISION], given["pixel_values"]
+    side, merged = vision["patch_size"], vision["pooling_kernel_size"]
+    count, channels, rows, columns = pixels.shape
+    down, across = rows // side, columns // side
+    patches = pixels.reshape(count, channels, down, side, across, side).permute(0, 2, 4, 3, 5, 1)
+    numbers = pixels.new_ones(down * across).cumsum(0).long() - 1
+    places = (numbers % across).unsqueeze(1).repeat(1, 2)  # (patches, 2): column and row of each
+    places[:, 1] = numbers // across
+    others = {config[f"{kind}_token_id"] for kind in ("video", "audio")}
+    image = config["image_token_id"]
+    ids = with_image_tokens(given["input_ids"], image, down * across // merged**2, others=others)
+    shown: dict[str, Any] = {
+        "pixel_values": patches.reshape(count, down * across, -1),
+        "image_position_ids": places.expand(count, *places.shape),
+    }
+    if audio := config.get("audio_config"):
+        bands = audio["subsampling_conv_channels"][0]
+        frames = min(pixels[0].numel() // bands, 64) // 4 * 4
+        shown["input_features"] = pixels.reshape(count, -1)[:, : frames * bands].reshape(count, frames, bands)
+        shown["input_features_mask"] = shown["input_features"][..., 0].isfinite()
+        ids = with_image_tokens(ids, config["audio_token_id"], frames // 4)
+    return {**given, **shown, "input_ids": ids, "mm_token_type_ids": (ids == image).long()}
+
+
 def colqwen2_inputs(config: Config, given: Inputs) -> Inputs:
     """The patches of each image are a row of their own."""
     made = qwen_inputs(config["vlm_config"], given)
@@ -145,10 +208,20 @@ def flux_inputs(config: Config, given: Inputs) -> Inputs:
     return {**given, "img_ids": given["img_ids"][0], "txt_ids": given["txt_ids"][0]}
 
 
+def krea2_inputs(config: Config, given: Inputs) -> Inputs:
+    """All images of a batch have the same places."""
+    return {**given, "position_ids": given["position_ids"][0]}
+
+
 def qwen_image_inputs(config: Config, given: Inputs) -> Inputs:
     """The sizes of images are numbers."""
     sizes = [[tuple(one) for one in images] for images in given["img_shapes"].tolist()]
     return {**given, "img_shapes": sizes}
+
+
+def qwen_image21_inputs(config: Config, given: Inputs) -> Inputs:
+    """The sizes of images are numbers, and places of images are marked."""
+    return {**qwen_image_inputs(config, given), "img_mask": given["img_mask"].bool()}
 
 
 def pixart_inputs(config: Config, given: Inputs) -> Inputs:
@@ -174,7 +247,12 @@ def wan_inputs(config: Config, given: Inputs) -> Inputs:
 
 
 def z_image_inputs(config: Config, given: Inputs) -> Inputs:
-    """Images and texts are lists, and sizes of patches numbers."""
-    lists = {name: list(given[name].unbind()) for name in ("x", "cap_feats")}
+    """Images and texts are lists, and sizes of patches numbers. Of several images, the last one is noise."""
+    several = "siglip_feats" in given
+    names = ("x", "cap_feats", "siglip_feats") if several else ("x", "cap_feats")
+    lists = {name: list(given[name].unbind()) for name in names}
     sizes = {name: int(given[name][0]) for name in ("patch_size", "f_patch_size")}
-    return {"t": given["t"], **lists, **sizes}
+    if not several:
+        return {"t": given["t"], **lists, **sizes}
+    nested = {name: [list(one.unbind()) for one in items] for name, items in lists.items()}
+    return {"t": given["t"], **nested, **sizes, "image_noise_mask": [[0, 1]] * len(given["t"])}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from transfusion.errors import CheckpointError, listing
 from transfusion.files.references import WEIGHTS, resolve, weights_in
+from transfusion.files.sentence_modules import HEADS, SETTINGS, SentenceModules
 from transfusion.files.tensor_files import (
     PICKLES,
     Rows,
@@ -62,6 +63,8 @@ class Checkpoint:
     """The folder with the tokenizer and the image settings of a model in memory, if there is one."""
     companions: Checkpoint | None = field(default=None, repr=False)
     """The tensors of other models in the same files, such as a VAE: outputs have them as they are."""
+    sentence: SentenceModules | None = field(default=None, repr=False)
+    """What follows the encoder in a folder of sentence-transformers."""
     _pickles: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """The tensors of the pickles that are loaded, or mapped."""
 
@@ -104,7 +107,7 @@ class Checkpoint:
                 return read_tensor(info, rows)
             if info.file not in self._pickles:
                 self._pickles[info.file] = unpickle(info.file)
-            tensor = self._pickles[info.file][name]
+            tensor = self._pickles[info.file][info.name]
         except (OSError, KeyError) as error:
             raise self._unreadable(name, error) from error
         return tensor if rows is None else tensor[rows]
@@ -188,7 +191,7 @@ class Checkpoint:
         if not self.root.is_dir():
             return []
         read = () if self.config is None else CONFIGS
-        skipped = {*read, "transfusion.json", "README.md", ".gitattributes"}
+        skipped = {*read, "transfusion.json", "README.md", ".gitattributes", *SETTINGS, *HEADS}
         return [
             path
             for path in sorted(self.root.iterdir())
@@ -208,7 +211,9 @@ class Checkpoint:
         if not tensors:
             raise CheckpointError(f"{reference}: no tensors in it", hint="is this the right file?")
         files = tuple(dict.fromkeys(info.file for info in tensors.values()))
-        checkpoint = cls(str(reference), root, tensors, files)
+        sentence = SentenceModules.around(root)
+        tensors = tensors if sentence is None else {**tensors, **sentence.tensors}
+        checkpoint = cls(str(reference), root, tensors, files, sentence=sentence)
         folder = root if root.is_dir() else root.parent
         beside = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
         if config is not None:
@@ -369,3 +374,46 @@ class CheckpointView(Checkpoint):
             parts.setdefault(stored, {})[selection.first] = tensor
         whole = {name: [found[row] for row in sorted(found)] for name, found in parts.items()}
         return {name: found[0] if len(found) == 1 else join(found) for name, found in whole.items()}
+
+
+@dataclass
+class HeadersOnly(Checkpoint):
+    """A checkpoint whose weights are elsewhere: names, shapes, types and the configuration are known."""
+
+    fingerprint: str = ""
+    """That of the weights."""
+
+    @classmethod
+    def described(cls, about: Mapping[str, Any], fingerprint: str) -> HeadersOnly:
+        """Return the checkpoint that `description` was made of."""
+        file, tensors = MEMORY / WEIGHTS[0], {}
+        for name, (dtype, shape) in about["tensors"].items():
+            if not isinstance(kind := getattr(torch, dtype, None), torch.dtype):
+                raise CheckpointError(f"{dtype} of {name} is no type of tensors", hint="make the file again")
+            tensors[name] = TensorInfo(name, tuple(shape), kind, file)
+        return cls(
+            about["label"],
+            MEMORY,
+            tensors,
+            (file,),
+            about["config"],
+            about["config_name"],
+            fingerprint=fingerprint,
+        )
+
+    def read(self, name: str, rows: Rows | None = None) -> Tensor:
+        """Refuse: the weights are not here."""
+        raise CheckpointError(
+            f"{self.label} is known by its shapes alone, and {name} is needed",
+            hint="give `base`; a π by `via` and a LoRA need no weights of it",
+        )
+
+
+def description(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the shapes and the configuration of a checkpoint as plain data."""
+    tensors = {
+        name: [str(info.dtype).removeprefix("torch."), list(info.shape)]
+        for name, info in checkpoint.tensors.items()
+    }
+    about = {"label": checkpoint.label, "config": checkpoint.config, "config_name": checkpoint.config_name}
+    return {**about, "tensors": tensors}

@@ -20,12 +20,12 @@ _PROCESSOR = "XLabs' names of attention processors are not known; convert the fi
 _BLOCKS = "it acts on blocks of neighbouring units, and π separates neighbours"
 
 _PREFIXES = (
-    (r"lora_(?:unet|transformer)_", "kohya", DENOISER),
+    (r"lora_(?:unet_?|transformer)_", "kohya", DENOISER),  # of VideoX-Fun with two underscores
     (r"lora_te(\d?)_", "kohya", "text_encoder"),
     (r"lycoris_", "LyCORIS", DENOISER),
     (r"(?:model\.)?diffusion_model\.", "ComfyUI", DENOISER),
     (r"text_encoders\.(\w+)\.", "ComfyUI", "text_encoder"),
-    (r"(?:transformer|unet)\.", "diffusers", DENOISER),
+    (r"(?:transformer|unet)\.(?:base_model\.model\.)?", "diffusers", DENOISER),
     (r"transformer_2\.", "diffusers", "transformer_2"),
     (r"text_encoder(?:_(\d))?\.", "diffusers", "text_encoder"),
     (r"base_model\.model\.", "PEFT", DENOISER),

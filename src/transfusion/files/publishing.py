@@ -225,7 +225,7 @@ class StagingFolder:
 
     def keep(self, name: str) -> Path:
         """Return a path for a file that is kept if this run fails, and is no part of the output."""
-        (self.root / "kept").mkdir(exist_ok=True)
+        (self.root / "kept").mkdir(parents=True, exist_ok=True)
         return self.root / "kept" / name
 
     def tidy(self) -> None:
@@ -241,6 +241,11 @@ class StagingFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def staging_of(path: Path, folder: bool | None = None) -> StagingFolder:
+    """Return the staging folder of a path, to read files that another process keeps there."""
+    return StagingFolder(path, _hidden(path), path.suffix != ".safetensors" if folder is None else folder)
+
+
 @contextmanager
 def open_staging(path: Path, *, force: bool, folder: bool | None = None) -> Iterator[StagingFolder]:
     """Open a staging folder whose output replaces ``path`` when the block ends without an error.
@@ -248,12 +253,11 @@ def open_staging(path: Path, *, force: bool, folder: bool | None = None) -> Iter
     The output is a folder, unless it is said not to be or ends in ``.safetensors``. If the run is
     interrupted, finished and kept files stay; if its inputs are refused, nothing does.
     """
-    folder = path.suffix != ".safetensors" if folder is None else folder
-    staging = StagingFolder(path, _hidden(path), folder)
+    staging = staging_of(path, folder)
     replaced = staging.root / "replaced"
     if replaced.exists() and not path.exists():  # `_exchange` was interrupted between its two renames
         os.rename(replaced, path)
-    require_writable(path, force=force, folder=folder)
+    require_writable(path, force=force, folder=staging.is_folder)
     try:
         staging.root.mkdir(parents=True, exist_ok=True)
         with FileLock(staging.root / "lock", timeout=0):

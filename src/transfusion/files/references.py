@@ -1,7 +1,8 @@
 """Find a model, and its weights: in a folder, in an index and its shards, or in a single file.
 
 A reference is an existing path, or else a hub id: ``org/name`` or ``org/name@revision``. Of a pipeline of
-diffusers, the model that denoises is meant; ``org/name/transformer`` fetches nothing else.
+diffusers, the model that denoises is meant; ``org/name/transformer`` fetches nothing else. Of a folder of
+sentence-transformers, the encoder is meant.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from transfusion.errors import CheckpointError, listing
 from transfusion.files.lora_keys import is_lora
+from transfusion.files.sentence_modules import SentenceModules
 from transfusion.files.tensor_files import PICKLES, TensorInfo, content, headers, read_tensor, unpickle
 from transfusion.runtime.untrusted_files import path_inside, read_json, require_closed, validate
 
@@ -28,7 +30,7 @@ def resolve(reference: str | Path) -> Path:
     try:
         path = Path(reference).expanduser()
         if path.exists():
-            return _denoiser(path)
+            return _model_in(path)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
             f"{reference}: the path cannot be read ({getattr(error, 'strerror', None) or error})",
@@ -41,7 +43,13 @@ def resolve(reference: str | Path) -> Path:
             hint="give a path that exists, or a hub id such as org/name or org/name@revision",
         )
     folder = _fetch(str(reference), match["repo"], match["revision"], match["part"])
-    return _denoiser(folder) if match["part"] is None else path_inside(folder, folder / match["part"])
+    return _model_in(folder) if match["part"] is None else path_inside(folder, folder / match["part"])
+
+
+def _model_in(root: Path) -> Path:
+    """Return the folder of the model that is meant."""
+    sentence = SentenceModules.of(root)
+    return _denoiser(root) if sentence is None else sentence.encoder
 
 
 def _denoiser(root: Path) -> Path:
@@ -64,7 +72,8 @@ def _fetch(reference: str, repo: str, revision: str | None, part: str | None) ->
 
     def snapshot(patterns: list[str]) -> Path:
         within = [f"{part}/{pattern}" for pattern in patterns] if part else patterns
-        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=within))
+        patterns = [*within, "README.md"]  # it states the licence
+        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns))
 
     beside = ["*.json", "*.txt", "*.model", "*.jinja"]
     try:

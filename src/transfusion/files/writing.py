@@ -137,6 +137,13 @@ def write_shards(
             staging.finish(name, changed_tensors=sorted(changed_tensors - before))
 
 
+def write_behind(staging: StagingFolder, folders: Files) -> None:
+    """Write the weights of the modules behind an encoder, each into a folder of its own; they are small."""
+    for folder, tensors in folders.items():
+        (staging.output / folder).mkdir(exist_ok=True)
+        write_shard(staging.output / folder / "model.safetensors", tensors)
+
+
 def complete_model(
     staging: StagingFolder,
     files: Files,
@@ -160,6 +167,7 @@ def complete_model(
     for auxiliary_file in auxiliary_files:
         shutil.copy2(auxiliary_file, staging.output / auxiliary_file.name)
     for name, text in texts.items():
+        (staging.output / name).parent.mkdir(exist_ok=True)
         write_text(staging.output / name, text)
 
 

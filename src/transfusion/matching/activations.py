@@ -43,6 +43,7 @@ from transfusion.running.probes import enough_probes, make_probes, tokens_of_a_p
 from transfusion.running.probes.pairs import paired_probes
 from transfusion.running.probes.probed_model import ProbedModel, Probes
 from transfusion.running.streaming import WHOLE, RunConfig, RunningModel, streamed_bytes
+from transfusion.runtime.engines import require_device
 from transfusion.runtime.resources import LIBRARY, Resources
 
 NUMBERS = 2**22
@@ -414,6 +415,7 @@ def run_on_probes(
     a: Model, b: Model, options: FunctionalOptions, seed: int = 0, run_config: RunConfig = WHOLE
 ) -> Iterator[ActivationPair]:
     """Run two models of one shape one after the other; yield their activations, on disk for the block."""
+    require_device(run_config.device, torch.float64)
     with TemporaryDirectory() as folder:
         of_a, probes = _recorded(a, options, seed, run_config, Path(folder) / "a", None)
         of_b, _ = _recorded(b, options, seed, run_config, Path(folder) / "b", probes)
@@ -442,16 +444,19 @@ def _recorded(
 
 
 @contextmanager
-def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Iterator[ActivationPair]:
+def run_both(
+    a: Model, b: Model, options: FunctionalOptions, seed: int, device: str = "cpu"
+) -> Iterator[ActivationPair]:
     """Run two models of different shapes; yield their activations, on disk for the block."""
+    require_device(device, torch.float64)
     with tempfile.TemporaryDirectory() as folder:
-        subjects = [ProbedModel(model, build(model, torch.float32)) for model in (a, b)]
+        subjects = [ProbedModel(model, build(model, torch.float32).to(device)) for model in (a, b)]
         threads = torch.get_num_threads()
         own = None if options.calibrate is None else Path(options.calibrate)
         probes = paired_probes(subjects[0], subjects[1], options.probes, seed, own)
         recorded = []
         for subject, shown, name in zip(subjects, (probes.of_a, probes.of_b), "ab", strict=True):
-            running = RunningModel(subject.module, subject.model.family, threads)
+            running = RunningModel(subject.module, subject.model.family, threads, device)
             (place := Path(folder) / name).mkdir()
             store = record_activations(
                 subject.model,
@@ -462,7 +467,7 @@ def run_both(a: Model, b: Model, options: FunctionalOptions, seed: int) -> Itera
                 places=shown.places,
                 branches=True,
             )
-            recorded.append(RecordedModel(subject.model, store))
+            recorded.append(RecordedModel(subject.model, store, device))
         del subjects, subject, running
         yield ActivationPair(recorded[0], recorded[1], probes.about)
 

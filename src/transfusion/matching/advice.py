@@ -23,6 +23,7 @@ from torch import Tensor
 from transfusion.alignment.maps import Map, Mover
 from transfusion.architecture.naming import block_of
 from transfusion.files.tensor_files import Rows
+from transfusion.matching.methods import INSIST, WITH_TRAINING, WITHOUT_TRAINING
 from transfusion.matching.search import CHANCE, UNMOVED, Search, Trial, search_blocks
 from transfusion.matching.weights import WeightPair, tensor_products
 from transfusion.runtime.engines import Engine
@@ -205,18 +206,23 @@ def _conclude(
         text = "the units of B are where A has them: B descends from A, and a change of A fits B as it is"
         if found < identity:
             text += f"; this method moved some of them ({found:.6g} against {identity:.6g})"
-            instead = "align with --method guarded, or add the task vector as it is (--method naive)"
+            instead = "leave out `method`, and the task vector is added as it is"
     elif share is not None and share >= MATERIAL and 2 * len(certain) > len(compared):
         verdict = Verdict.MOVE
         text = "the units of A were found again in B"
     else:
         verdict = Verdict.DOUBT
-        text = (
-            "the match is hardly better than between models that have nothing in common, and a permutation"
-            " brings little of a fine-tune"
-        )
-        instead = f"transport with {'--refine' if permuted_only else '--method auto --refine'}"
+        text = "a permutation matches the units of A and B hardly better than chance"
+        if share is not None:
+            text += f" ({max(share, 0.0):.0%} of the way to a perfect match; {MATERIAL:.0%} would count)"
+        instead = what_else(rotates=not permuted_only)
     return Advice(verdict, text, instead, identity, found, share, dict(margins))
+
+
+def what_else(*, refines: bool = True, rotates: bool = True, insists: bool = False) -> str:
+    """Return what to do where no permutation matches, of what a verb and two models are able to do."""
+    parts = [(refines, WITH_TRAINING), (rotates, WITHOUT_TRAINING), (insists, INSIST)]
+    return " ".join(text for there, text in parts if there) or "Fine-tune B itself."
 
 
 OUTSIDE = "outside the blocks"

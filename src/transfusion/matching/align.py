@@ -18,10 +18,10 @@ from transfusion.alignment.alignment import Alignment, random_maps
 from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import Provenance
 from transfusion.architecture.architecture import Policy
-from transfusion.errors import SettingError
+from transfusion.errors import SettingError, UselessResultError
 from transfusion.files.publishing import require_writable
 from transfusion.matching.activations import running_within_memory
-from transfusion.matching.advice import Advice, Verdict, advise, base_drift
+from transfusion.matching.advice import Advice, Verdict, advise, base_drift, what_else
 from transfusion.matching.functional import align_auto, align_functional, counting, require_rotatable
 from transfusion.matching.methods import Method, MovesKind
 from transfusion.matching.ot_fusion import fuse
@@ -30,12 +30,12 @@ from transfusion.matching.search import Search, Step, block_bytes, search_blocks
 from transfusion.matching.settings import AlignSettings
 from transfusion.matching.weights import WeightPair, tensor_products
 from transfusion.model.model import Model, input_files
-from transfusion.model.pair import Pair
+from transfusion.model.pair import Pair, require_same_shape
 from transfusion.running.streaming import RunConfig
 from transfusion.runtime.engines import Engine, as_precision
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import Resources, format_bytes
-from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.run_record import COMMAND, RunRecord
 from transfusion.runtime.scratch import give_back_at_once, keep_blocks_only
 from transfusion.runtime.settings import verb
 
@@ -50,14 +50,41 @@ gigabytes."""
 def align(settings: AlignSettings) -> Alignment:
     """Find how the units of A correspond to those of B.
 
-    The result serves every fine-tune of A. With the methods ``"functional"`` and ``"auto"``, A and B may have
+    The result serves every fine-tune of A. By default, nothing moves where B descends from A, units are
+    permuted where they are found again, and else it stops. With the method ``"functional"``, A and B may have
     different widths, depths, heads, patches, tokenizers or families.
 
     >>> pi = transfusion.align("models/a", "models/b", residual="tied", output="tied.safetensors")
     >>> print(pi.provenance.advice["verdict"], pi.provenance.advice["text"], sep=": ")
     alignable: the units of A were found again in B
     """
-    return align_pair(_open(settings), settings)
+    pair = _open(settings)
+    found = align_pair(pair, settings)
+    if settings.chosen.follows_advice and not (settings.goes_on or settings.force_unrelated):
+        require_match(pair, found.provenance.advice, refines=True)
+    if settings.output is not None:
+        found.save(settings.output, force=settings.force)
+    return found
+
+
+def require_match(pair: Pair, advice: Mapping[str, Any], *, refines: bool) -> None:
+    """Refuse bases whose units no permutation matches; say what else to do, if the verb ``refines``."""
+    if pair.difference is None and advice.get("verdict") != Verdict.DOUBT:
+        return
+    rotates = not (pair.a.architecture.unrotated or pair.b.architecture.unrotated)
+    if pair.difference is not None:
+        if not rotates or set(pair.a.family.inputs) != set(pair.b.family.inputs):
+            require_same_shape(pair.a, pair.b)  # no method can do anything
+        depths(pair.a, pair.b)
+        reason = f"they have different shapes ({pair.difference}), and weights cannot be compared"
+    else:
+        reason = str(advice["text"])
+    hint = what_else(refines=refines, rotates=rotates, insists=pair.difference is None)
+    if refines and (command := COMMAND.get()) and command.startswith("transfusion transport "):
+        hint = f"{hint} Type this next: {command} --refine"
+    raise UselessResultError(
+        f"nothing was written: {pair.a.label} and {pair.b.label} are {Verdict.DOUBT}: {reason}", hint=hint
+    )
 
 
 def align_pair(pair: Pair, settings: AlignSettings) -> Alignment:
@@ -72,10 +99,7 @@ def align_pair(pair: Pair, settings: AlignSettings) -> Alignment:
             device = resources.device
             weights = WeightPair(known.a, known.b, vectors=chosen.vectors, dtype=dtype, device=device)
             found = _align(weights, chosen, settings, following, pair.vocabulary)
-    found = replace(found, provenance=replace(found.provenance, run=record.run()))
-    if settings.output is not None:
-        found.save(settings.output, force=settings.force)
-    return found
+    return replace(found, provenance=replace(found.provenance, run=record.run()))
 
 
 def _open(settings: AlignSettings) -> Pair:
@@ -88,6 +112,7 @@ def _open(settings: AlignSettings) -> Pair:
         settings.progress,
         settings.vocabulary_share,
         other_shapes=chosen.functional is not None,
+        kin=True,
     )
     if output is not None:
         inputs = input_files(pair.a, pair.b)
@@ -99,6 +124,8 @@ def _open(settings: AlignSettings) -> Pair:
 def _require_alignable(pair: Pair, settings: AlignSettings) -> None:
     """Refuse models and limits that the method cannot work with."""
     chosen = settings.chosen
+    if chosen.follows_advice and not (settings.goes_on or settings.force_unrelated):
+        require_match(pair, {}, refines=True)
     if chosen.functional is not None and (not chosen.searches or pair.difference is not None):
         require_rotatable(pair.a, pair.b)  # nothing else is tried
     if pair.difference is not None:
@@ -118,6 +145,7 @@ def _between_shapes(
         chosen.functional,
         replace(made, policy=Policy()),
         force_unrelated=settings.force_unrelated,
+        device=settings.resources.device,
         on_axis=counting("pass", on_step),
     )
 
@@ -164,7 +192,7 @@ def _align(
             return _without_search(weights, chosen, metadata, engine, on_step)
         search = Search(weights, chosen, seed=seed, engine=engine, limit=kept, on_step=on_step)
         trial = search.run()
-        info = advise(search, trial) if settings.advice or chosen.follows_advice else None
+        info = advise(search, trial) if settings.advice else None
         drift = base_drift(weights, trial.maps, engine) if info and info.verdict is Verdict.ADD else None
         metadata = replace(
             metadata,
@@ -173,12 +201,13 @@ def _align(
             advice={**(info.as_dict() if info else {}), **({"drift": drift} if drift else {})},
         )
         if info and chosen.follows_advice and chosen.functional is not None:
-            if info.verdict is not Verdict.ADD:
+            if info.verdict is Verdict.ADD:
+                metadata = replace(metadata, objective=tuple(trial.trace[:1]))
+                return Alignment.of({}, a.architecture, metadata)
+            if info.verdict is Verdict.DOUBT and settings.goes_on:
                 return align_auto(
                     weights, trial.maps, chosen.functional, metadata, on_step, engine, run_config
                 )
-            metadata = replace(metadata, objective=tuple(trial.trace[:1]))
-            return Alignment.of({}, a.architecture, metadata)
         return Alignment.of(trial.maps, a.architecture, metadata)
 
 
@@ -212,7 +241,7 @@ def _within_memory(weights: WeightPair, method: Method, resources: Resources) ->
         resources = resources.within_memory(each, f"solving {largest}")
         threads = (resources.jobs or 1) if resources.shared else 1
         kept = memory - resources.program - threads * each
-    if method.functional is not None:
+    if method.functional is not None and not method.searches:
         resources = running_within_memory(weights.a, weights.b, method.functional, resources)
     return resources, kept
 

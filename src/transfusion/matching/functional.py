@@ -124,7 +124,9 @@ def align_auto(
             }
             info = {name: _advice_of(quality, probed) for name, quality in ways.items()}
     except (AlignmentError, ArchitectureError, LibraryError) as error:
-        warn(f"only weights were compared, because the models cannot be run: {error.message}; {error.hint}")
+        if not weights.a.architecture.unrotated:
+            why = f"{error.message}; {error.hint}"
+            warn(f"only weights were compared, because the models cannot be run: {why}")
         advice = {**metadata.advice, "chosen": PERMUTATION, "not_tried": {FUNCTIONAL: str(error)}}
         return Alignment.of(dict(matched), weights.architecture, replace(metadata, advice=advice))
     predicted = {name: mean_quality(quality).found for name, quality in ways.items()}

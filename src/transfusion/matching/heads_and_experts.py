@@ -113,10 +113,10 @@ def match_heads(
         maps[id] = order = assign(_head_scores(views)[None])
     heads = order.index[0].tolist()
     queries: dict[str, Map] = {}
-    if grouped := [view for view in views if view.sharing]:
-        total = torch.stack([view.agreement for view in grouped]).sum(0)
+    for sharing in dict.fromkeys(view.sharing for view in views if view.sharing):
+        total = torch.stack([view.agreement for view in views if view.sharing == sharing]).sum(0)
         pairs = torch.stack([total[i, :, j, :] for i, j in enumerate(heads)])  # (heads, queries, queries)
-        queries = {str(grouped[0].sharing): assign(pairs)}
+        queries[sharing] = assign(pairs)
     maps.update({axis: map_ for axis, map_ in queries.items() if axis in members})
     for child in sorted(members.keys() - queries.keys()):
         if mine := [view for view in views if view.axes[-1] == child]:

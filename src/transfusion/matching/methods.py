@@ -156,8 +156,8 @@ class Method:
     accept: Acceptance = Acceptance.ALWAYS
     moves: MovesKind = MovesKind.MATCHED
     follows_advice: bool = False
-    """Whether the advice decides: no unit moves where B descends from A, and rotations replace permutations
-    where they predict B better.
+    """Whether the advice decides: no unit moves where B descends from A, units are permuted where they are
+    found again, and else it stops; a refinement goes on with what predicts B best.
     """
     screen: bool = False
     """Whether to test first if units are in place, and to stop if they are."""
@@ -236,7 +236,7 @@ METHODS = {
         replace(
             _GUARDED,
             name="auto",
-            about="chosen by the evidence: naive where B descends from A, else guarded or functional",
+            about="decides by the weights: adds the change as it is, moves it by guarded, or stops",
             follows_advice=True,
             functional=FunctionalOptions(),
         ),
@@ -278,7 +278,27 @@ METHODS = {
         Method("random", "a random permutation of every free axis, for tests", moves=MovesKind.RANDOM),
     )
 }
-DEFAULT = "guarded"
+DEFAULT = "auto"
+USES = {
+    "For two releases": (DEFAULT, "functional", "guarded", "naive"),
+    "The paper": ("transfusion", "tied", "brute-force", "no-attention", "no-residual"),
+    "To compare with": ("git-rebasin", "ot", "random"),
+}
+"""What the methods are for."""
+
+DECIDES = (
+    "Start without options. transport compares the weights of A and B first: where B descends from A, it adds"
+    " the change as it is; where B's units are A's in another order, it permutes the change; else it stops"
+    " before writing."
+)
+WITH_TRAINING = (
+    "transport with `refine=True` goes on: it trains the result to answer like the fine-tune, on synthetic"
+    " inputs and without your data."
+)
+WITHOUT_TRAINING = '`method="functional"` does without training and brings less.'
+INSIST = "`force_unrelated` writes the permutation nevertheless."
+RECOMMENDATION = f"{DECIDES} {WITH_TRAINING} {WITHOUT_TRAINING}"
+"""What to do with two bases of which nothing is known: the same words wherever users look for them."""
 
 
 _OF_SEARCH = {"score", "starts", "order", "accept", "restarts", "max_sweeps", "outputs", "vectors", "screen"}

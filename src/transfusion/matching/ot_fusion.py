@@ -207,7 +207,7 @@ class RawActivations:
 
 def _record(model: Model, draws: int, batch: int, dtype: torch.dtype, device: str) -> list[ModuleRecord]:
     """Run a model on some draws of random inputs."""
-    live, records = LiveModel.of(model), list[ModuleRecord]()
+    live, records = LiveModel.of(model, device=device), list[ModuleRecord]()
     for seed in range(draws):
         with record_outputs(live) as record:
             live.drawn(model, batch=batch, seed=seed).outputs()

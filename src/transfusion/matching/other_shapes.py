@@ -45,10 +45,11 @@ def align_shapes(
     provenance: Provenance,
     *,
     force_unrelated: bool = False,
+    device: str = "cpu",
     on_axis: Callable[[str, int], None] = lambda axis, total: None,
 ) -> Alignment:
     """Align two models of different shapes; refuse unrelated ones unless ``force_unrelated``."""
-    with run_both(a.to_run, b, options, provenance.seed) as probed:
+    with run_both(a.to_run, b, options, provenance.seed, device) as probed:
         found = match_shapes(probed, provenance, on_axis)
     advice = found.provenance.advice
     if not force_unrelated and advice["found"] < advice["null"] + MARGIN:
@@ -287,7 +288,7 @@ class AxisEvidence:
             for side in (OUTPUT, INPUT)
         )
         produced = self.produced or written or read or 1.0
-        return Map.rectangular(matrix.float().numpy(), produced, read or produced), quality
+        return Map.rectangular(matrix.float().cpu().numpy(), produced, read or produced), quality
 
     def quality(self, matrix: Tensor) -> PredictionQuality:
         found = [PredictionQuality.of(one.b, matrix.to(one.a) @ one.a) for one in self.held_out]

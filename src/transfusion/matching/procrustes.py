@@ -267,7 +267,7 @@ def assign_rectangle(gain: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]
     """Return the rows and columns of the best assignment; units of the longer side may have none."""
     from scipy.optimize import linear_sum_assignment  # its import takes half a second
 
-    rows, columns = linear_sum_assignment(gain.numpy(), maximize=True)
+    rows, columns = linear_sum_assignment(gain.cpu().numpy(), maximize=True)
     return rows.astype(np.int64), columns.astype(np.int64)
 
 

@@ -22,7 +22,7 @@ from transfusion.matching.methods import (
     StreamJoin,
     preset,
 )
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.settings import MODELS, A, B, argument, setting
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SEARCH = "Search (research)"
 FUSION = "Optimal transport (--method ot)"
-ACTIVATIONS = "Activations (--method functional, auto)"
+ACTIVATIONS = "Activations (--method functional)"
 PRECISE = ("float64", "float32")
 
 
@@ -44,8 +44,8 @@ class MatchingSettings:
 
     method: str | Method | None = setting(
         None,
-        "How to align: the name of a preset, or a changed preset. guarded, the default, is for bases with a"
-        f" common ancestor; auto for bases that were trained apart. All: {', '.join(METHODS)}.",
+        "How to align: the name of a preset, or a changed preset. auto, the default, decides; all are listed"
+        " below the options.",
         choices=METHODS,
         metavar="NAME",
         shown=DEFAULT,
@@ -96,7 +96,7 @@ class MatchingSettings:
     resources: Resources = setting(
         LOCAL, "Engine, threads, memory and device.", kind=Resources, recorded=False
     )
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False, recorded=False)
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False, recorded=False)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -131,7 +131,8 @@ class AlignSettings(MatchingSettings):
     )
     advice: bool = setting(
         True,
-        "Compare the result with a null, and say whether to move a task vector by it.",
+        "Compare the result with a null, and decide by it. Without, a permutation is taken, whatever it is"
+        " worth.",
         kind=bool,
         flag="--advice/--no-advice",
         panel=SEARCH,
@@ -228,6 +229,13 @@ class AlignSettings(MatchingSettings):
         choices=tuple(MlpSolver),
         shown="auto",
         panel=ACTIVATIONS,
+    )
+    goes_on: bool = setting(
+        False,
+        "Whether auto compares activations where the weights do not match, instead of stopping: for a result"
+        " that is refined.",
+        typed=False,
+        recorded=False,
     )
     on_step: Callable[[Any], None] = setting(
         lambda step: None, "Called after every block of the search.", typed=False, recorded=False

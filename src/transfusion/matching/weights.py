@@ -39,7 +39,7 @@ class WeightPair:
     ) -> None:
         self.architecture: Architecture = a.architecture
         self.a, self.b = a, b
-        self.place: dict[str, Any] = {"dtype": dtype, "device": require_device(device)}
+        self.place: dict[str, Any] = {"dtype": dtype, "device": require_device(device, torch.float64)}
         self.tensors = {
             name: a.architecture.tensors[name]
             for name in shared_tensors(a, b)

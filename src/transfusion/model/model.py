@@ -19,7 +19,8 @@ from transfusion.architecture.binding import bind
 from transfusion.architecture.naming import Naming
 from transfusion.architecture.table import WRONG_FILE, Config, Family, Table
 from transfusion.errors import ArchitectureError, CheckpointError, MismatchError, listing
-from transfusion.files.checkpoint import Checkpoint, CheckpointView
+from transfusion.files.checkpoint import Checkpoint, CheckpointView, HeadersOnly
+from transfusion.files.quantised import DequantisedCheckpoint, dequantised
 from transfusion.files.tensor_files import FLOATS, Rows, TensorInfo
 from transfusion.model.in_memory import InMemory, hold_in_memory
 from transfusion.model.recognition import recognise, unread_by_library
@@ -84,7 +85,7 @@ class Model:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Model:
         """Recognise the family of a checkpoint and give every tensor its layout."""
-        checkpoint = in_library_names(checkpoint)
+        checkpoint = in_library_names(dequantised(checkpoint))
         stored = checkpoint.tensors.values()
         _refuse_quantised(checkpoint.label, [one for one in stored if one.name.endswith(".weight")])
         family, config, why = recognise(checkpoint)
@@ -117,6 +118,11 @@ class Model:
     def under(self, policy: Policy) -> Model:
         """Return the same model with the axes of a policy."""
         return replace(self, architecture=self.architecture.under(policy))
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its files hold fewer bits than the numbers that it computes with."""
+        return isinstance((self.original or self).checkpoint, DequantisedCheckpoint)
 
     @property
     def unread_settings(self) -> list[str]:
@@ -215,6 +221,8 @@ class Model:
         """
         if self.original is not None:
             return self.original.fingerprint
+        if isinstance(self.checkpoint, HeadersOnly):
+            return self.checkpoint.fingerprint
         total = blake3()
         for name in sorted(self.architecture.tensors):
             info = self.info(name)
@@ -294,7 +302,7 @@ def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozen
     """Return the table of a family; refuse a configuration that lacks settings or has impossible ones."""
     file = checkpoint.config_label
     try:
-        return family.table(config, names)
+        table = family.table(config, names)
     except KeyError as error:
         raise ArchitectureError(
             f"{checkpoint.label}: {file} lacks {error.args[0]!r}, which the {family.name} table needs",
@@ -306,6 +314,21 @@ def _table(checkpoint: Checkpoint, family: Family, config: Config, names: frozen
         raise ArchitectureError(
             f"{checkpoint.label}: {file} has an impossible value ({error})", hint=WRONG_FILE
         ) from error
+    return _with_modules(table, checkpoint)
+
+
+def _with_modules(table: Table, checkpoint: Checkpoint) -> Table:
+    """Return the table with the dense layers behind an encoder, which are heads: they read its stream."""
+    sentence, stream = checkpoint.sentence, table.outputs.get("last_hidden_state")
+    if sentence is None or not sentence.tensors:
+        return table
+    if not stream:
+        raise ArchitectureError(
+            f"{checkpoint.label}: {listing(sentence.tensors)} reads an output of the encoder that its table"
+            " does not name",
+            hint="give the folder of the encoder alone, without modules.json",
+        )
+    return replace(table, heads={**table.heads, **sentence.layouts(stream)})
 
 
 def _bound(

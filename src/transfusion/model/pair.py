@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from transfusion.architecture.architecture import Architecture, Policy
+from transfusion.architecture.table import Symmetry
 from transfusion.errors import MismatchError, SettingError, listing
 from transfusion.families import known_keys
 from transfusion.files.tokenizer_files import tokens_in
@@ -19,7 +20,7 @@ from transfusion.runtime.progress import SILENT, Progress
 
 ConfigArgument: TypeAlias = str | Path | Mapping[str, Any] | None
 """A configuration for weights that come without one: a JSON file, or its content."""
-_OTHER_SHAPES = '`method="functional"`, in align and transport, moves between different shapes'
+_OTHER_SHAPES = '; `method="functional"`, in align and transport, moves between different shapes'
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class Pair:
         vocabulary_share: float | None = None,
         *,
         other_shapes: bool = False,
+        kin: bool = False,
     ) -> Pair:
         """Open two bases of one architecture; note how they were recognised and in what they differ.
 
         ``vocabulary_share`` is the least share of tokens that both must have, if their tokenizers differ.
-        With ``other_shapes``, bases of different shapes are accepted.
+        With ``other_shapes``, bases of different shapes are accepted; with ``kin``, those of two families
+        that were trained on from each other, such as Flux.1 and Chroma.
         """
         least = LEAST_SHARE if vocabulary_share is None else vocabulary_share
         if not 0 <= least <= 1:
@@ -60,13 +63,20 @@ class Pair:
                 progress.note(f"note: {model.label}: recognised by {model.why}")
             else:
                 progress.detail(f"{model.label}: {model.family.name}, because {model.why}")
+            if model.is_quantised:
+                progress.note(f"note: {model.label}: four bits, read as the numbers that it computes with")
             if unread := model.unread_settings:
                 what = f"{model.family.library} reads no {listing(unread)}, so that it is ignored"
                 progress.note(f"note: {model.label}: {what}")
         own = first.original or first
+        related = kin and are_kin(own, second)
         difference = differing_shape(own, second) if other_shapes else None
         if difference is not None:
             progress.note(f"note: A and B have different shapes: {difference}")
+        if related:
+            require_common_parts(own, second)
+            progress.note(f"note: {_describe_kin(own, second)}")
+            return cls(own, second)
         found, reason = compare_vocabularies(own, second, families=difference is not None)
         known = first.vocabulary
         if known and found and (known.source, known.target) == (found.source, found.target):
@@ -94,6 +104,11 @@ class Pair:
             _require_same_first_position(self.a, self.b)
         return replace(self, a=self.a.in_vocabulary(found, self.b.checkpoint.config), vocabulary=about)
 
+    @property
+    def of_kin(self) -> bool:
+        """Whether A and B are of two families that have parts in common, and others not."""
+        return are_kin(self.a, self.b)
+
     def under(self, policy: Policy) -> Pair:
         """Return the same models with the axes of a policy."""
         return replace(self, a=self.a.under(policy), b=self.b.under(policy))
@@ -116,7 +131,9 @@ def open_model(model: Model | Reference, config: ConfigArgument = None) -> Model
 
 
 def differing_shape(a: Model, b: Model) -> str | None:
-    """Return in what two models differ beside their vocabularies; None if both have one shape."""
+    """Return in what two models differ beside their vocabularies; None if both have one shape, or are kin."""
+    if are_kin(a.original or a, b):
+        return None
     of_a, of_b = (a.original or a).architecture, b.architecture
     found = [] if of_a.family == of_b.family else [f"{of_a.family} and {of_b.family}"]
     ours, theirs = _blocks(of_a), _blocks(of_b)
@@ -151,7 +168,7 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
     if a.family.name != b.family.name:
         raise MismatchError(
             f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}",
-            hint=f"both bases must have the same architecture; {_OTHER_SHAPES}"
+            hint=f"both bases must have the same architecture{_moving(a, b)}"
             if a.family.inputs == b.family.inputs
             else "give two releases of one model",
         )
@@ -160,7 +177,7 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
         raise MismatchError(
             f"{a.label} and {b.label} do not have the same tensors; only one has"
             f" {listing(sorted(backbone_a ^ backbone_b))}",
-            hint=f"both bases must have the same architecture and depth; {_OTHER_SHAPES}",
+            hint=f"both bases must have the same architecture and depth{_moving(a, b)}",
         )
     for name in sorted(backbone_a):
         shape_a, shape_b = a.info(name).shape, b.info(name).shape
@@ -172,7 +189,7 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
                 hint=f"the vocabularies differ, and their tokens cannot be compared{why};"
                 " put the tokenizer.json of each base into its folder, or a vocab.json of tokens and rows"
                 if vocabulary
-                else f"both bases must have the same architecture and size; {_OTHER_SHAPES}",
+                else f"both bases must have the same architecture and size{_moving(a, b)}",
             )
     if a.architecture.digest() != b.architecture.digest():
         spaces_a, spaces_b = a.architecture.spaces, b.architecture.spaces
@@ -182,6 +199,49 @@ def require_same_shape(a: Model, b: Model, *, uncompared: str = "") -> None:
             f"{a.label} and {b.label} have axes of different sizes or structure: {listing(differing)}",
             hint="their configurations differ, for instance in the number of heads or in tied embeddings",
         )
+
+
+def _moving(a: Model, b: Model) -> str:
+    """Say what moves between different shapes, if these models' streams may be rotated at all."""
+    return "" if a.architecture.unrotated or b.architecture.unrotated else _OTHER_SHAPES
+
+
+def are_kin(a: Model, b: Model) -> bool:
+    """Whether two models are of different families that were trained on from each other."""
+    return a.family.name != b.family.name and a.family.kin == b.family.kin != ""
+
+
+def require_common_parts(a: Model, b: Model) -> None:
+    """Refuse two models of kin with other free axes in a tensor that both have."""
+    ours, theirs = a.architecture, b.architecture
+    for name in (one for one in ours.backbone if one in theirs.backbone):
+        one, other = (f"{model.architecture.tensors[name]}" for model in (a, b))
+        spaces = [[known.spaces[id] for id in known.tensors[name].names()] for known in (ours, theirs)]
+        differing = any(
+            mine != its and Symmetry.PERMUTATION in (mine.group, its.group)
+            for mine, its in zip(*spaces, strict=False)
+        )
+        if one != other or differing:
+            raise MismatchError(
+                f"{name} is '{one}' in {a.label} and '{other}' in {b.label}, of shapes"
+                f" {a.info(name).shape} and {b.info(name).shape}",
+                hint="what both have in common must have one size; give two releases of one size",
+            )
+
+
+def common_parts(a: Model, b: Model) -> list[str]:
+    """Return the tensors that two models of kin have in common, in one shape."""
+    both = (name for name in a.architecture.backbone if name in b.architecture.backbone)
+    return [name for name in both if a.info(name).shape == b.info(name).shape]
+
+
+def _describe_kin(a: Model, b: Model) -> str:
+    """Say what two models of kin have in common."""
+    count, total = len(common_parts(a, b)), len(a.architecture.backbone)
+    return (
+        f"{a.label} is a {a.family.name} and {b.label} a {b.family.name}: {count} of {total} tensors of A"
+        " have a counterpart in B, and are compared"
+    )
 
 
 _BOOKKEEPING = re.compile(

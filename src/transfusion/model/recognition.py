@@ -23,7 +23,7 @@ from transfusion.architecture.binding import bind
 from transfusion.architecture.naming import Naming, OriginalNames
 from transfusion.architecture.table import WRONG_FILE, Config, Family, Shapes
 from transfusion.errors import ArchitectureError, CheckpointError, LayoutError, listing
-from transfusion.families import all_families, family_of_component, register_file
+from transfusion.families import all_families, family_of_component, register_file, with_whole_parts
 from transfusion.families.functions import NO_CONFIG
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.lora_keys import DENOISER, LoraKey
@@ -78,6 +78,7 @@ def declared_family(checkpoint: Checkpoint) -> tuple[Family, str]:
             if kind == CLASS_NAME
             else "'transfusion inspect MODEL --propose' drafts a table for it",
         )
+    family = with_whole_parts(family, config)
     unread_by_library(checkpoint, family)
     return family, f'{checkpoint.config_label} says {kind} "{name}"'
 
@@ -202,7 +203,8 @@ def _refuse_quantisation(label: str, config: Mapping[str, Any]) -> None:
         method = quantisation.get("quant_method", "unknown") if named else quantisation
         raise CheckpointError(
             f"{label}: the checkpoint is quantised ({method})",
-            hint="quantised checkpoints cannot be moved; use the original weights",
+            hint="use the original weights; as the base of an adapter that was trained on these, what"
+            " transformers saves after `model.dequantize()`",
         )
 
 
@@ -260,9 +262,12 @@ def unread_by_library(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 SECTIONS = (
     *("vision_config", "text_config", "vlm_config", "mask_decoder_config", "prompt_encoder_config"),
-    *("model_cfg", "vision_cfg", "text_cfg", "model_args"),
+    *("backbone_config", "audio_config", "model_cfg", "vision_cfg", "text_cfg", "model_args"),
+    *("encoder", "decoder"),
 )
 """Parts of a configuration that are configurations themselves."""
+MAYBE_INFINITE = ("time_step_limit",)
+"""Keys of limits that files may put at infinity."""
 DEEPEST = 4
 """The limit of sections that lie within each other."""
 
@@ -281,51 +286,75 @@ Section: TypeAlias = dict[str, Any]
 
 _KINDS: dict[Any, str] = {
     Size: """
-        cap_feat_dim caption_channels caption_projection_dim d_ff d_model decoder_attention_heads
-        decoder_ffn_dim dim embed_dim embedding_size encoder_attention_heads encoder_ffn_dim ffn_dim freq_dim
-        head_width heads hidden_dim hidden_size in_channels intermediate_size intermediate_size_mlp
-        joint_attention_dim moe_intermediate_size n_embd n_embed n_head n_heads num_cross_attention_heads
-        num_local_experts pooled_projection_dim shared_expert_intermediate_size text_dim width
+        approximator_hidden_dim approximator_num_channels audio_attention_head_dim audio_cross_attention_dim
+        audio_in_channels audio_num_attention_heads cap_feat_dim caption_channels caption_projection_dim
+        context_in_dim d_ff d_model decoder_attention_heads decoder_ffn_dim dim embed_dim embedding_size
+        encoder_attention_heads encoder_ffn_dim face_encoder_hidden_dim face_encoder_num_heads ffn_dim
+        freq_dim head_width heads hidden_dim hidden_size image_embed_dim in_channels
+        inject_face_latents_blocks intermediate_size intermediate_size_mlp joint_attention_dim motion_dim
+        motion_encoder_dim motion_encoder_size motion_style_dim n_embd n_embed n_head n_heads
+        num_cross_attention_heads num_text_layers pooled_projection_dim shared_expert_intermediate_size
+        text_dim text_embed_2_dim text_embed_dim text_hidden_dim text_intermediate_size
+        text_num_attention_heads text_num_key_value_heads timestep_embed_dim timestep_guidance_channels
+        vace_in_channels width
     """,
     Size | None: """
-        added_kv_proj_dim addition_time_embed_dim attention_head_size classifier_proj_size codevector_dim
-        context_length cross_attention_dim cross_attention_head_dim d_kv ffn_hidden_size head_dim image_dim
-        in_chans interleave_moe_layer_step max_position_embeddings max_source_positions max_target_positions
-        n_ctx n_head_kv n_inner n_kv_heads n_positions no_rope_layer_interval norm_num_groups
-        num_attention_heads num_channels num_codevector_groups num_codevectors_per_group
-        num_conv_pos_embedding_groups num_conv_pos_embeddings num_experts num_experts_per_tok
+        added_kv_proj_dim addition_time_embed_dim attention_head_size audio_out_channels
+        classifier_proj_size codevector_dim context_length cross_attention_dim cross_attention_head_dim d_kv
+        ffn_hidden_size full_attention_interval global_head_dim head_dim image_dim in_chans
+        interleave_moe_layer_step kv_lora_rank latent_channels linear_key_head_dim linear_num_key_heads
+        linear_num_value_heads linear_value_head_dim mamba_d_head mamba_d_state mamba_expand mamba_head_dim
+        mamba_n_groups mamba_n_heads mamba_num_heads max_position_embeddings max_source_positions
+        max_target_positions moe_intermediate_size moe_latent_size n_ctx n_group n_groups n_head_kv n_inner
+        n_kv_heads n_positions n_routed_experts no_rope_layer_interval norm_num_groups num_attention_heads
+        num_channels num_codevector_groups num_codevectors_per_group num_conv_pos_embedding_groups
+        num_conv_pos_embeddings num_experts num_experts_per_tok num_global_key_value_heads
         num_key_value_heads num_kv_heads num_mel_bins num_patches original_max_position_embeddings
         out_channels pos_embed_max_size pos_embed_seq_len proj_codevector_dim
-        projection_class_embeddings_input_dim projection_dim projection_size relative_attention_max_distance
-        relative_attention_num_buckets rope_max_seq_len rotary_dim time_cond_proj_dim vocab_size
-        word_embed_proj_dim
+        projection_class_embeddings_input_dim projection_dim projection_size q_lora_rank qk_nope_head_dim
+        qk_rope_head_dim relative_attention_max_distance relative_attention_num_buckets rope_max_seq_len
+        rotary_dim siglip_feat_dim ssm_state_size time_cond_proj_dim v_head_dim vocab_size
+        vocab_size_per_layer_input word_embed_proj_dim
     """,
-    Count | None: "num_classes num_labels num_register_tokens reg_tokens sliding_window type_vocab_size",
-    Depth: "decoder_layers encoder_layers layers n_layer n_layers num_hidden_layers",
+    Count | None: """
+        first_k_dense_replace hidden_size_per_layer_input mtp_num_hidden_layers num_classes
+        num_kv_shared_layers num_labels num_local_experts num_register_tokens reg_tokens sliding_window
+        type_vocab_size
+    """,
+    Depth: """
+        approximator_layers decoder_layers encoder_layers layers n_layer n_layers num_hidden_layers
+        num_layerwise_text_blocks num_refiner_layers num_refiner_text_blocks
+    """,
     Depth | None: "depth n_refiner_layers num_decoder_layers num_single_layers",
     Depth | Sizes: "num_layers",
     Sizes: """
-        all_f_patch_size all_patch_size axes_dims axes_dims_rope block_out_channels conv_dim conv_kernel
-        conv_stride depths
+        all_f_patch_size all_patch_size axes_dims axes_dims_rope block_out_channels conv_stride depths
+        hidden_sizes
     """,
-    Size | Sizes | None: "attention_head_dim num_heads",
+    Size | Sizes | None: "attention_head_dim conv_dim conv_kernel num_heads",
     Annotated[list[Side], Field(min_length=1, max_length=64)]: "axes_lens",
     Few | Annotated[list[Few], Field(min_length=1, max_length=64)]: "layers_per_block",
+    Annotated[list[Few], Field(min_length=1, max_length=64)] | None: """
+        blocks_per_stage num_attention_heads_per_stage
+    """,
     Size | Sizes: "transformer_layers_per_block",
     Sides | None: "image_size img_size input_size patch_size sample_size",
     Sides | dict[str, Side] | None: "max_image_size size",
-    Annotated[list[Count], Field(max_length=10000)] | None: "dual_attention_layers",
+    Annotated[list[Count], Field(max_length=10000)] | None: "dual_attention_layers vace_layers",
     Fraction | None: "partial_rotary_factor rotary_emb_fraction rotary_pct",
     Number | None: """
         eps interpolation_scale layer_norm_eps layer_norm_epsilon mlp_ratio norm_eps norm_epsilon
         residual_multiplier rms_norm_eps rope_theta rotary_emb_base t_scale
     """,
     bool | None: """
-        alibi attention_bias class_token cross_attn_norm custom_text do_layer_norm_before do_stable_layer_norm
-        feat_proj_layer_norm guidance_embeds is_encoder_decoder mlp_bias multi_query new_decoder_architecture
-        parallel_attn qkv_bias quick_gelu relative_attention rope_interleaved rotary_emb_interleaved
-        scale_decoder_outputs share_att_key tie_word_embeddings use_additional_conditions
-        use_additional_t_cond use_layer3d_rope use_linear_projection use_parallel_residual zero_cond_t
+        alibi attention_bias attention_k_eq_v audio_cross_attn_mod audio_ff_bias audio_gated_attn
+        causal_condition class_token cross_attn_mod cross_attn_norm custom_text do_layer_norm_before
+        do_stable_layer_norm enable_moe_block feat_proj_layer_norm ff_bias gated_attn guidance_embeds
+        is_encoder_decoder mlp_bias multi_query new_decoder_architecture parallel_attn qkv_bias quick_gelu
+        relative_attention rope_interleaved rotary_emb_interleaved scale_decoder_outputs share_att_key
+        tie_word_embeddings use_additional_conditions use_additional_t_cond use_keyframes_abs_pos_embedding
+        use_layer3d_rope use_linear_projection use_meanflow use_parallel_residual use_prompt_adaln_single
+        use_prompt_embeddings zero_cond_t
     """,
     Annotated[float, Field(ge=0.05, le=2)] | None: "crop_pct test_crop_pct",
     Literal["shortest", "longest", "squash"] | None: "resize_mode",
@@ -335,20 +364,20 @@ _KINDS: dict[Any, str] = {
         _name_or_path activation_function crop_mode dtype feed_forward_proj hidden_act pool_type torch_dtype
     """,
     Annotated[list[str], Field(min_length=1, max_length=64)]: "down_block_types up_block_types",
-    list[str] | None: "architectures label_names layer_types",
+    list[str] | None: "architectures label_names layer_types layers_block_type mlp_layer_types",
     list[Count] | None: "moe_layers no_rope_layers",
     list[str] | str | None: "pos_att_type",
     list[Number] | Number | None: "mean std",
     Labels | None: "id2label label2id",
     Tokens: """
-        bos_token_id cls_token_id decoder_start_token_id eos_id eos_token_id mask_token_id pad_id pad_token_id
-        sep_token_id
+        bos_token_id cls_token_id decoder_start_token_id eos_id eos_token_id mask_token_id pad_id
+        pad_token_id sep_token_id
     """,
     Section: """
-        mask_decoder_config model_cfg prompt_encoder_config text_cfg text_config vision_cfg vision_config
-        vlm_config
+        decoder encoder mask_decoder_config model_cfg prompt_encoder_config text_cfg text_config vision_cfg
+        vision_config vlm_config
     """,
-    Section | None: "model_args preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
+    Section | None: "model_args per_layer_config preprocess_cfg pretrained_cfg rope_parameters rope_scaling",
 }
 KINDS: Mapping[str, Any] = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}
 """The type of each key's value; null is allowed where it means 'not given'."""
@@ -364,7 +393,8 @@ def require_sensible(config: Mapping[str, Any], label: str) -> None:
             validate(info, KINDS[key], f"{label}: {place}", hint=WRONG_FILE, error=ArchitectureError)
         if len(within) > DEEPEST:
             raise ArchitectureError(f"{label}: sections are nested too deeply", hint=WRONG_FILE)
-    require_finite(config, label, hint=WRONG_FILE, error=ArchitectureError)
+    finite = {key: value for key, value in config.items() if key not in MAYBE_INFINITE}
+    require_finite(finite, label, hint=WRONG_FILE, error=ArchitectureError)
 
 
 def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -400,7 +430,7 @@ _UNET_NAMES = re.compile(
 _UNET_CLAIMS = ("sdxl", "sdv1", "sdv2", "sd1", "sd2", "stablediffusionxl", "stablediffusionv")
 _CLAIMS = ("ss_base_model_version", "modelspec.architecture", "base_model_name_or_path", "ss_sd_model_name")
 """Entries of a header that name the base, the most general first."""
-_LISTS = {"dual_attention_layers": [0], "all_patch_size": [2], "all_f_patch_size": [1]}
+_LISTS = {"dual_attention_layers": [0], "vace_layers": [0], "all_patch_size": [2], "all_f_patch_size": [1]}
 """Settings of tables that are no numbers."""
 _BLOCK = re.compile(r"\{[^}]*\}")
 """The number of a block in a pattern of names."""
@@ -422,8 +452,10 @@ class _AnySizes(dict[str, Any]):
         return _AnySize(24)
 
 
-def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
-    """Return the families whose modules have these names; several, if the names do not decide."""
+def fitting_models(
+    keys: Iterable[LoraKey], shapes: Shapes, header: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the families whose modules have these names; several, if neither names nor header decide."""
     own = [one for one in keys if one.component == DENOISER]
     modules = {(one.module, one.underscored) for one in own}
     if not modules:
@@ -434,7 +466,10 @@ def fitting_models(keys: Iterable[LoraKey], shapes: Shapes) -> list[str]:
     }
     best = max(known.values())
     found = [name for name, count in known.items() if count == best >= _MOST * len(modules)]
-    return [_unet(own, shapes)] if found == [UNET] else [name for name in found if name != UNET]
+    if found == [UNET]:
+        return [_unet(own, shapes)]
+    named = {_family_of_claim(value) for _, value in _general_claims(header or {})}
+    return [one for one in found if one in named] or [one for one in found if one != UNET]
 
 
 def claims(header: Mapping[str, str]) -> dict[str, str]:
@@ -444,14 +479,23 @@ def claims(header: Mapping[str, str]) -> dict[str, str]:
 
 def contradiction(header: Mapping[str, str], family: str) -> str | None:
     """Return an entry of the header that names a model of another family than the base's, if any."""
-    others = [_plain(name) for name in _patterns() if name not in (family, UNET)]
-    others += [] if family == UNET else _UNET_CLAIMS
-    for key, value in claims(header).items():
-        claim = _plain(value)
-        other = not claim.startswith(_plain(family)) and claim.startswith(tuple(others))
-        if other and key in _CLAIMS[:2]:  # a file may have any name
+    kin = {one.name: one.kin or one.name for one in all_families()}
+    for key, value in _general_claims(header):
+        named = _family_of_claim(value)
+        if named is not None and kin[named] != kin[family]:
             return f"{value} ({key})"
     return None
+
+
+def _general_claims(header: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the entries of a header that name a kind of base, and not a file, which may have any name."""
+    return [(key, value) for key, value in claims(header).items() if key in _CLAIMS[:2]]
+
+
+def _family_of_claim(value: str) -> str | None:
+    """Return the family of diffusion models whose name such an entry begins with; the longest one counts."""
+    names = {_plain(name): name for name in _patterns()} | dict.fromkeys(_UNET_CLAIMS, UNET)
+    return names.get(max((name for name in names if _plain(value).startswith(name)), key=len, default=""))
 
 
 def _plain(name: str) -> str:

@@ -40,10 +40,11 @@ _ALONE = -1
 
 def in_library_names(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint in the names of its library, if it is in those of its authors."""
-    known = (OriginalNames.of(family, checkpoint.tensors) for family in all_families() if family.original)
-    names = next((one for one in known if one is not None), None)
-    if names is None:
+    tried = (OriginalNames.of(family, checkpoint.tensors) for family in all_families() if family.original)
+    if not (known := [one for one in tried if one is not None]):
         return checkpoint
+    signed = (one for one in known if one.sign(checkpoint.tensors))
+    names = max(signed, key=lambda one: len(one.family.signature), default=known[0])
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     whole = any(name.startswith(WHOLE) for name in shapes)  # then other names are those of other models
     selections: dict[str, RowSelection] = {}

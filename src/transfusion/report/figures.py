@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @contextmanager
-def figure_file(path: Path, format: str, size: tuple[float, float]) -> Iterator[Any]:
+def figure_file(path: Path | IO[bytes], format: str, size: tuple[float, float]) -> Iterator[Any]:
     """Open an empty figure, and write it to a file at the end."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -28,7 +28,7 @@ def figure_file(path: Path, format: str, size: tuple[float, float]) -> Iterator[
         figure.savefig(path, format=format, dpi=160, metadata=_BARE.get(format))
 
 
-def draw_barriers(result: Mapping[str, Any], path: Path, format: str) -> None:
+def draw_barriers(result: Mapping[str, Any], path: Path | IO[bytes], format: str) -> None:
     """Draw loss and accuracy against α, a panel each, with one curve per π; the key has the barriers."""
     curves = result["curves"]
     panels = {"loss": "loss", "accuracy": f"accuracy ({result['question']})"}
@@ -43,7 +43,7 @@ def draw_barriers(result: Mapping[str, Any], path: Path, format: str) -> None:
         _add_key(figure, signs, labels, title)
 
 
-def draw_sweep(result: Mapping[str, Any], path: Path, format: str) -> None:
+def draw_sweep(result: Mapping[str, Any], path: Path | IO[bytes], format: str) -> None:
     """Draw gains over B against α: the task above, the support below, with one curve per π."""
     curves = result["curves"]
     parts = [part for part in ("task", "support") if result[part] is not None]
@@ -64,7 +64,7 @@ def draw_sweep(result: Mapping[str, Any], path: Path, format: str) -> None:
         _add_key(figure, signs, map(_curve_label, curves))
 
 
-def draw_fewshot(result: Mapping[str, Any], path: Path, format: str) -> None:
+def draw_fewshot(result: Mapping[str, Any], path: Path | IO[bytes], format: str) -> None:
     """Draw α against the layer, one curve per method."""
     curves, training, metric = result["curves"], result["training"], result["task"]["metric"]
     patterns = {pattern for curve in curves for pattern in curve["coefficients"]}

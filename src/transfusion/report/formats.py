@@ -197,6 +197,7 @@ class Aligned(AnyResult):
 class OutputShift(Format):
     direction: Number | None = None
     size: Number | None = None
+    reach: Number | None = None
     probes: str = ""
 
 
@@ -217,8 +218,9 @@ class Drift(BlockDrift):
 class Refined(Format):
     start: str
     measure: str
-    before: dict[str, Number]
-    after: dict[str, Number]
+    before: Annotated[dict[str, Number], Field(min_length=1)]
+    after: Annotated[dict[str, Number], Field(min_length=1)]
+    divergence: tuple[Number, Number]
     kept: Number
     steps: Count
 

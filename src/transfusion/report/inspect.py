@@ -6,10 +6,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transfusion.alignment.alignment import Alignment, fixed_points
+from transfusion.alignment.alignment import Alignment
+from transfusion.alignment.description import describe_alignment
 from transfusion.alignment.pi_file import is_alignment
 from transfusion.architecture.architecture import Space
 from transfusion.errors import CheckpointError, SettingError, TransfusionError
@@ -21,10 +21,14 @@ from transfusion.model.model import Model, Reference
 from transfusion.model.pair import compare_vocabularies
 from transfusion.model.recognition import claims, fitting_models
 from transfusion.model.vocabulary_map import describe_vocabulary
+from transfusion.runtime.shown import Shown
 from transfusion.runtime.untrusted_files import parse_json
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.lora_file import is_adapter, lora_file_in
 from transfusion.transport.record import HEADER, recorded_base
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
 _LEADING_NUMBERS = re.compile(r"^(?:\d+[._])+")
@@ -42,12 +46,21 @@ _TRAINING = {
 }
 
 
+class Description(Shown, dict[str, Any]):
+    """What a model, an adapter or a π is: plain data that shows itself as the command line prints it."""
+
+    def __rich__(self) -> RenderableType:
+        from transfusion.report.views import described
+
+        return described(self)
+
+
 def inspect(
     reference: Reference,
     *,
     beside: Reference | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Description:
     """Describe a model, an adapter or a file of π: the data behind ``transfusion inspect``.
 
     ``reference`` is a model's folder, file or hub id, a PEFT adapter, a LoRA file, or a file of π. ``beside``
@@ -58,21 +71,21 @@ def inspect(
     >>> about["family"], [axis["axis"] for axis in about["axes"] if axis["group"] == "permutation"][:3]
     ('vit', ['layer.*.x', 'layer.*.head', 'layer.*.qk'])
     >>> transfusion.inspect("pi.safetensors")["method"]
-    'guarded'
+    'auto'
     """
     place = reference if isinstance(reference, str | Path) else None
     if place is not None and is_alignment(place):
         if beside is not None:
             raise SettingError("`beside`: a file of π has no vocabulary of its own", hint="give a model")
-        return describe_alignment(Alignment.load(place))
+        return Description(describe_alignment(Alignment.load(place)))
     if place is not None and is_adapter(place):
         if (file := lora_file_in(resolve(place))) is None:
-            return describe_adapter(str(place), beside)
+            return Description(describe_adapter(str(place), beside))
         if beside is not None:
             raise SettingError("`beside`: a LoRA file has no vocabulary of its own", hint="give a model")
-        return describe_lora(str(place), file)
+        return Description(describe_lora(str(place), file))
     model = Model.open(reference, config=config)
-    about = describe_model(model)
+    about = Description(describe_model(model))
     if beside is not None:
         about["vocabulary"] = _vocabularies(model, Model.open(beside, config=config))
     return about
@@ -137,52 +150,6 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def describe_alignment(alignment: Alignment) -> dict[str, Any]:
-    """Describe a π: the share of units in place per axis, the heads, the objective.
-
-    Between models of different shapes: the blocks that correspond, and the sizes of every map.
-    """
-    made, maps = alignment.provenance, alignment.maps
-    about = {
-        "family": made.family,
-        "method": made.method,
-        "seed": made.seed,
-        "options": dict(made.options),
-        "source": {"name": made.source, "fingerprint": made.source_fingerprint},
-        "target": {"name": made.target, "fingerprint": made.target_fingerprint},
-        "version": made.version,
-        "blake3": alignment.digest,
-        "advice": dict(made.advice) or None,
-        "vocabulary": dict(made.vocabulary) or None,
-    }
-    if alignment.other_shape:
-        return about | {
-            "paths": {stack: [[i, j] for i, j, _ in path] for stack, path in alignment.paths.items()},
-            "kept_share": fmean(min(1.0, one.size / one.source_size) for one in maps.values()),
-            "maps": {name: [one.size, one.source_size] for name, one in maps.items()},
-        }
-    axes: dict[str, dict[str, Any]] = {}
-    moved = {id: maps[id] for id in alignment.sizes if id in maps}
-    for id, map_ in moved.items():
-        stays = list(fixed_points(map_))
-        shape = {
-            "kind": map_.kind,
-            "size": map_.size,
-            "maps": map_.blocks,
-            "within": alignment.parents.get(id),
-        }
-        axes[id] = {**shape, "stays": fmean(stays) if stays else None}
-    parents = set(alignment.parents.values())
-    return about | {
-        "residual": made.policy.residual,
-        "inner": made.policy.inner,
-        "heads_policy": made.policy.heads,
-        "objective": list(made.objective),
-        "axes": axes,
-        "heads": {id: one.index[0].tolist() for id, one in moved.items() if id in parents and one.permutes},
-    }
-
-
 # ── adapters and LoRA files ──────────────────────────────────────────────────────────────────
 
 
@@ -204,7 +171,7 @@ def describe_lora(label: str, file: Path) -> dict[str, Any]:
         "kinds": sorted({one.kind for one in keys.values()} - {""}),
         "refused": next(refused, None),
         "unknown": [_shown(name) for name, one in read.items() if one is None],
-        "fits": fitting_models(keys.values(), shapes),
+        "fits": fitting_models(keys.values(), shapes, header),
         "trained_on": {key: _shown(text) for key, text in claims(header).items()},
         "moved_onto": recorded_base(file) if HEADER in header else None,
         "training": {name: _shown(header[key]) for name, key in _TRAINING.items() if header.get(key)},
@@ -251,7 +218,8 @@ def _fit(adapter: Adapter, base: Reference) -> dict[str, Any]:
     """Say whether every tensor of an adapter has its place in a base, by names and shapes."""
     name = str(base) if isinstance(base, str | Path) else "the given model"
     try:
-        adapter.factors(Model.open(base))
+        model = Model.open(base)
+        adapter.on_base(model).factors(model)
     except TransfusionError as error:
         return {"base": name, "fits": False, "reason": error.message}
     return {"base": name, "fits": True, "reason": None}

@@ -61,6 +61,7 @@ from transfusion.runtime.progress import phase
 from transfusion.runtime.run_record import shareable_text
 from transfusion.runtime.settings import verb
 from transfusion.transport.alpha import Alpha
+from transfusion.transport.outcome import LITTLE, outcome_of
 from transfusion.transport.record import FILE
 
 __all__ = ["Report", "report"]
@@ -82,6 +83,8 @@ class Hero:
     """Of the verdict: ``good``, ``fair``, ``bad`` or nothing."""
     numbers: Sequence[Number]
     strands: Figure | None
+    outcome: Sequence[tuple[str, str]]
+    """What arrived, what it cost B, and how to load the result."""
     next_steps: Sequence[str]
     """What to try, if the result should not be relied upon as it is."""
 
@@ -197,15 +200,14 @@ def make_hero(inputs: Inputs, advice: Mapping[str, Any], quality: Quality | None
     """Make the head of a page: title, verdict, main numbers and the picture of π."""
     tuned, a, b, method = models_of(inputs)
     metadata, targets = inputs.metadata or {}, inputs.targets()
-    verdict = str(advice.get("verdict", ""))
+    refined, verdict = metadata.get("refinement"), str(advice.get("verdict", ""))
     if verdict == "predicted" and advice.get("found") is not None:
         verdict = f"{percent(advice['found'])} of B predicted"
     title = f"From {short(a)} to {short(b)}" if a and b else f"Results in {short(inputs.run.resolve())}"
     summary = "Results in one place."
     if tuned and b:
         title = f"{listed(map(short, tuned))}, moved onto {short(b)}"
-        refined = ", B + α·π(τ), refined on synthetic inputs"
-        how = refined if "refinement" in metadata else " without training: B + α·π(τ)"
+        how = ", B + α·π(τ), refined on synthetic inputs" if refined else " without training: B + α·π(τ)"
         summary = f"A fine-tune of A, moved onto the new base B{how}."
     stations = (
         ("A", short(a), "the base that was fine-tuned"),
@@ -220,9 +222,13 @@ def make_hero(inputs: Inputs, advice: Mapping[str, Any], quality: Quality | None
         summary += f" They are about several targets, {several}, so no main numbers are shown."
     lost = any(one.name.startswith("support") and one.mood == "bad" for one in numbers)
     mood = _mood(advice, lost)
+    if refined:
+        gap = next((f"{one.value} of the gap" for one in numbers if one.name == "of the gap"), "")
+        verdict, mood = ": ".join(filter(None, ["refined", gap])), _mood_of_refinement(refined, numbers)
     steps = _next_steps(advice, lost, metadata) if mood in ("fair", "bad") else []
     there, strands = [station for station in stations if station[1]], draw_pi(inputs.alignment)
-    return Hero(title, summary, there, verdict, mood, numbers, strands, steps)
+    ended = outcome_of(metadata, short(inputs.run.resolve())).rows() if metadata else []
+    return Hero(title, summary, there, verdict, mood, numbers, strands, ended, steps)
 
 
 def models_of(inputs: Inputs) -> tuple[list[str], str, str, str]:
@@ -254,16 +260,26 @@ def _mood(advice: Mapping[str, Any], support_lost: bool) -> str:
     return "bad" if advice else ""
 
 
+def _mood_of_refinement(refined: Mapping[str, Any], numbers: Sequence[Number]) -> str:
+    """Judge a refined result by what it is for: the task, or answers that have come nearer to the
+    fine-tune's.
+    """
+    task = [one.mood for one in numbers if one.name.startswith("task")]
+    before, after = refined["divergence"]
+    if fmean(refined["after"].values()) < LITTLE:
+        return "fair"
+    return "good" if (all(mood == "good" for mood in task) if task else after < before) else "fair"
+
+
 def _next_steps(advice: Mapping[str, Any], support_lost: bool, metadata: Mapping[str, Any]) -> list[str]:
     """Say what to try: nothing that the run has done already."""
     steps = []
     refined = "refinement" in metadata
-    compared = recorded(metadata, "alignment", "method") == "auto"
     tried = "alpha" in (metadata.get("output_shift") or {})
     if not refined:
         steps.append("transport with --refine, which asks the fine-tune itself on synthetic inputs")
-    if not refined and not (compared and tried):
-        steps.append("transport with --method auto --alpha auto, which compares the methods and chooses α")
+    if not refined and not tried:
+        steps.append("transport with --alpha auto, which chooses α by what both models compute")
     if advice.get("verdict") == "predicted":
         steps.append("give unlabelled inputs of your own with --calibrate")
     if support_lost and refined:

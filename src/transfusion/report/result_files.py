@@ -1,28 +1,30 @@
-"""The files of a result: checked before the work, written after it, as JSON or as a figure."""
+"""Results, and their files: checked before the work, written after it, as JSON or as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 from transfusion.errors import OutputError, SettingError
 from transfusion.files.publishing import publish_file, require_writable, write_json
 from transfusion.model.model import input_files
 from transfusion.runtime.run_record import RunRecord
+from transfusion.runtime.shown import Shown
 
 JSON = ".json"
 FIGURES = (".png", ".svg", ".pdf")
-Drawing: TypeAlias = Callable[[Mapping[str, Any], Path, str], None]
+Drawing: TypeAlias = Callable[[Mapping[str, Any], Path | IO[bytes], str], None]
 """Draw a result into a file of a format."""
 Paths: TypeAlias = str | Path | Sequence[str | Path] | None
 """One file, several, or none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a verb found. Its fields, but for those that its ``repr`` leaves out, are those of its file."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Result(Shown):
+    """What a verb found. Its fields are those of its file, but for those with ``repr=False``."""
 
     notes: tuple[str, ...] = field(default=(), repr=False)
     """Notes for the user on how it was measured."""
@@ -32,6 +34,11 @@ class Result:
     def metadata(self) -> dict[str, Any]:
         """Return all results for a file or another program."""
         return fields_of(self)
+
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """The result as in files."""
+        return self.record or self.metadata()
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -46,6 +53,13 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain_data(one) for name, one in value.items()}
     return [plain_data(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def as_svg(draw: Drawing, result: Result) -> bytes:
+    """Return the figure of a result."""
+    file = BytesIO()
+    draw(result.written, file, "svg")
+    return file.getvalue()
 
 
 ResultT = TypeVar("ResultT", bound=Result)

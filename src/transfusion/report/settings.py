@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.settings import ARCHITECTURE, MODELS, argument, setting
 
 if TYPE_CHECKING:
@@ -30,4 +30,4 @@ class ReportSettings:
     output: str | Path | None = setting(None, "Where to write the page.", kind=Path, flag="--output,-o")
     force: bool = setting(False, "Replace an existing output.", kind=bool)
     architecture: str | Path | None = setting(None, ARCHITECTURE, kind=Path, panel=MODELS)
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)

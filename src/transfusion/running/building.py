@@ -24,6 +24,7 @@ from transfusion.architecture.table import WRONG_FILE, Config, Family
 from transfusion.errors import ArchitectureError, TransfusionError, listing
 from transfusion.families import all_families
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.sentence_modules import split_name
 from transfusion.model.in_memory import hold_in_memory
 from transfusion.model.model import Model
 from transfusion.runtime.optional_libraries import require_library
@@ -116,10 +117,21 @@ def with_defaults(config: Config) -> Config:
         with _quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made_by = transformers.CONFIG_MAPPING[config["model_type"]]
-            found: dict[str, Any] = made_by.from_dict(dict(config)).to_dict()
+            found: dict[str, Any] = made_by.from_dict(_with_infinity(dict(config))).to_dict()
     except Exception:  # the library has its own errors for settings that it does not accept
         return config
     return found
+
+
+def _with_infinity(value: Any) -> Any:
+    """Return settings with the numbers that JSON has none for, which transformers writes by name."""
+    if isinstance(value, list):
+        return [_with_infinity(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
+        return float(value["__float__"])
+    return {key: _with_infinity(one) for key, one in value.items()}
 
 
 @contextmanager
@@ -173,7 +185,7 @@ def new_module(family: Family, config: Config | None, label: str, like: nn.Modul
         elif family.library == "transformers":
             made_by: Any = class_of_transformers(settings, label) if like is None else type(like)
             with _quiet():
-                module = made_by(made_by.config_class.from_dict(settings))
+                module = made_by(made_by.config_class.from_dict(_with_infinity(settings)))
         elif like is not None:
             module = deepcopy(like)
         elif family.library == "diffusers":
@@ -403,7 +415,8 @@ def _require_all(model: Model, module: nn.Module, places: list[Place], missing: 
     naming = Naming(model.family, live=True)
     taken = {tensor for place in places for tensor in place.tensors}
     taken |= {naming.canonical(name) for name, _ in module.named_buffers()}
-    odd = [f"unexpected {name}" for name in model.architecture.tensors if name not in taken]
+    own = (name for name in model.architecture.tensors if not split_name(name)[0])
+    odd = [f"unexpected {name}" for name in own if name not in taken]
     odd += [f"missing {name}" for name in missing if naming.canonical(name) not in model.family.computed]
     if odd:
         raise _cannot_build(model.family, model.label, listing(odd, 4))

@@ -47,10 +47,17 @@ class LiveModel:
     """Outputs that depend on them, which are left out."""
 
     @classmethod
-    def of(cls, model: Model, dtype: torch.dtype = torch.float64, *, by_layer: bool = False) -> LiveModel:
+    def of(
+        cls,
+        model: Model,
+        dtype: torch.dtype = torch.float64,
+        *,
+        by_layer: bool = False,
+        device: str = "cpu",
+    ) -> LiveModel:
         """Build the model in its own library, with random inputs; whole, or to be run layer by layer."""
-        streamed = StreamedModule(model, dtype) if by_layer else None
-        module = build(model, dtype) if streamed is None else streamed.module
+        streamed = StreamedModule(model, dtype, device) if by_layer else None
+        module = build(model, dtype).to(device) if streamed is None else streamed.module
         live = cls(module, model.family, model.architecture, {}, streamed).drawn(model, dtype=dtype)
         computed, naming = model.family.computed, Naming(model.family, live=True)
         unset = [name for name in places_of(model, module)[1] if naming.canonical(name) not in computed]
@@ -272,7 +279,7 @@ def largest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]
 
 
 def vector_effects(module: nn.Module, run: Callable[[], object]) -> dict[str, float]:
-    """Return how far each vector that ``run`` uses is from being added; zero means added."""
+    """Return how far each vector that ``run`` uses is from being added; zero means added, or subtracted."""
     watch = _VectorWatch()
     vectors = [(name, one) for name, one in module.named_parameters() if one.ndim == 1]
     held = [parameter.data for _, parameter in vectors]
@@ -307,7 +314,7 @@ class _VectorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {"args": args, "kwargs": kwargs or {}}
-        owners = {self._vector_at.get(_address(one)) for one in tree_leaves(given) if isinstance(one, Tensor)}
+        owners = {self._vector_at.get(_address(one)) for one in tree_leaves(given) if _has_values(one)}
         if len(owners) > 1:
             for name in owners:
                 if name is not None and name not in self.effects:
@@ -330,7 +337,13 @@ class _VectorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return first
 
         rise = output(1.0) - output(0.0)
-        return float(torch.minimum(rise.abs(), (rise - 1).abs()).max())
+        size = rise.abs()  # 1 where it is added or subtracted, and 0 where other units are
+        return float(torch.minimum(size, (size - 1).abs()).max())
+
+
+def _has_values(leaf: Any) -> bool:
+    """Whether it is a tensor of numbers that are computed with; integers only say which of them."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _address(tensor: Tensor) -> int:

@@ -33,7 +33,7 @@ from transfusion.running.building import (
     skeleton,
 )
 from transfusion.running.probes.inputs import plain_experts, run_model
-from transfusion.runtime.engines import device_memory
+from transfusion.runtime.engines import device_memory, require_device
 from transfusion.runtime.resources import Resources, format_bytes
 
 _WHOLE = "leave out `memory`: the model is then held whole"
@@ -317,7 +317,7 @@ class RunConfig:
     def within(cls, resources: Resources) -> RunConfig:
         """Return how models are run with these resources."""
         workers = resources.jobs or torch.get_num_threads()
-        return cls(workers, resources.device, resources.memory)
+        return cls(workers, require_device(resources.device), resources.memory)
 
     @property
     def by_layer(self) -> bool:

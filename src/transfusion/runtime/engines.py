@@ -215,16 +215,24 @@ def _seconds(work: Callable[[], object], threads: int) -> float:
 # ── devices of this machine, and the types to compute in ──────────────────────────────────────
 
 
-def require_device(device: str) -> str:
-    """Return the device; refuse one that cannot compute here."""
+def require_device(device: str, dtype: torch.dtype = torch.float32) -> str:
+    """Return the device; refuse one that cannot compute here, or not in this type."""
     try:
-        torch.empty(1, device=device).sum().item()
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, dtype=dtype, device=device).sum().item()
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         raise SettingError(
             f"device {device!r} cannot be used here ({reason_of(error)})",
             hint="leave out `device` to compute on cpu",
         ) from error
     return device
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest type that a device computes in: some have no float64."""
+    try:
+        return torch.empty(0, dtype=torch.float64, device=device).dtype
+    except TypeError:
+        return torch.float32
 
 
 def as_precision(dtype: torch.dtype | str) -> torch.dtype:

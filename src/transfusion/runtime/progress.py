@@ -1,4 +1,7 @@
-"""Progress of a run: notes for the user, and bars. The library is silent; the command line prints them.
+"""Progress of a run: notes for the user, and bars.
+
+The command line prints them. A function that is called without ``progress`` shows them in a terminal and in a
+notebook, and is silent elsewhere.
 
 Every verb takes a ``progress``. `followed` makes it known to whatever the verb calls, so that a phase deep
 inside shows a bar without an argument for it on the way.
@@ -6,10 +9,14 @@ inside shows a bar without an argument for it on the way.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from threading import current_thread, main_thread
+from time import monotonic
 from typing import ParamSpec, Protocol, TypeVar
 
 _Parameters = ParamSpec("_Parameters")
@@ -53,10 +60,43 @@ def _ignore(text: str, done: int | None = None, total: int | None = None) -> Non
     """Ignore an advance."""
 
 
-SILENT = Progress()
-"""The default of every function: notes and bars are dropped."""
+class Pace:
+    """How many tokens a phase gets through in a second."""
 
-_FOLLOWING: ContextVar[Progress] = ContextVar("progress", default=SILENT)
+    def __init__(self) -> None:
+        self._began, self._tokens = monotonic(), 0
+
+    def after(self, tokens: int) -> str:
+        """Return the pace after some more tokens."""
+        self._tokens += tokens
+        return f"{self._tokens / max(monotonic() - self._began, 1e-9):,.0f} tokens/s"
+
+
+SILENT = Progress()
+"""Notes and bars are dropped."""
+BARS = "bars in a terminal or a notebook, nothing elsewhere"
+"""What follows a run that is given nothing else, in words."""
+
+_FOLLOWING: ContextVar[Progress | None] = ContextVar("progress", default=None)
+"""What follows the running verb; None where none runs."""
+
+
+def of_caller() -> Progress | None:
+    """Return what shows a verb to a person who called it: in a notebook or a terminal; None elsewhere."""
+    if _FOLLOWING.get() is not None:
+        return None
+    if os.environ.get("RANK", "0") != "0" or current_thread() is not main_thread():  # of several, one speaks
+        return None
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is not None:
+        from transfusion.runtime.notebook import NotebookProgress
+
+        return NotebookProgress()
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    from transfusion.runtime.terminal import TerminalProgress
+
+    return TerminalProgress()
 
 
 @contextmanager
@@ -74,6 +114,8 @@ def followed(verb: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
 
     @wraps(verb)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if "progress" not in kwargs and (shown := of_caller()) is not None:
+            kwargs["progress"] = shown
         progress = kwargs.get("progress")
         with following(progress if isinstance(progress, Progress) else None):
             return verb(*args, **kwargs)
@@ -83,11 +125,11 @@ def followed(verb: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
 
 def warn(text: str) -> None:
     """Take a warning about the result of the running verb."""
-    _FOLLOWING.get().warn(text)
+    (_FOLLOWING.get() or SILENT).warn(text)
 
 
 @contextmanager
 def phase(text: str, total: int | None = None) -> Iterator[Advance]:
     """Follow a part of the running verb that may take longer than a second."""
-    with _FOLLOWING.get().bar(total, text) as advance:
+    with (_FOLLOWING.get() or SILENT).bar(total, text) as advance:
         yield advance

@@ -8,7 +8,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from os.path import abspath
 from pathlib import Path
@@ -112,3 +112,12 @@ def shareable_text(text: str, root: Path | None = None, known: Iterable[Path] = 
         return f"{quote}{shareable_path(found[0].strip(quote or None), root)}{quote}"
 
     return _PATH.sub(shortened, text)
+
+
+def shareable(value: Any) -> Any:
+    """Return plain data with `shareable_path` in place of every absolute path in its texts."""
+    if isinstance(value, Mapping):
+        return {key: shareable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [shareable(one) for one in value]
+    return shareable_text(shareable_path(value)) if isinstance(value, str) else value

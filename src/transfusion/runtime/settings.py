@@ -110,13 +110,15 @@ def verb(
     """Return a decorator: the function takes the fields of its settings as parameters."""
 
     def around(run: Callable[[_Settings], _Result]) -> Callable[_Parameters, _Result]:
-        from transfusion.runtime.progress import following
+        from transfusion.runtime.progress import following, of_caller
 
         names = signature(settings).parameters
 
         @wraps(run)
         def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
             _refuse_unknown(run.__name__, kwargs, names)
+            if "progress" in names and "progress" not in kwargs and (shown := of_caller()) is not None:
+                kwargs["progress"] = shown
             chosen = settings(*args, **kwargs)
             for prepare in BEFORE_VERBS:
                 prepare(chosen)
@@ -152,8 +154,13 @@ def _refuse_unknown(verb: str, given: Mapping[str, Any], names: Collection[str])
 def _documented(text: str, settings: Any) -> str:
     """Return a docstring with a line for every setting before its examples."""
     about, examples, rest = text.partition("\n    >>> ")
+
+    def default_of(one: Setting, default: Any) -> str:
+        shown = one.shown if isinstance(one.shown, str) else repr(default)
+        return "" if default is MISSING else f" Default: {shown}."
+
     lines = [
-        f"    ``{name}``: {one.help}{'' if default is MISSING else f' Default: {default!r}.'}"
+        f"    ``{name}``: {one.help}{default_of(one, default)}"
         for name, (one, default) in described(settings).items()
     ]
     return "\n".join([about.rstrip(), "", *lines, ""]) + examples + rest

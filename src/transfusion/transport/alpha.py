@@ -17,6 +17,7 @@ from transfusion.architecture.naming import block_of
 from transfusion.errors import SettingError, listing
 from transfusion.files.tensor_files import row_blocks
 from transfusion.model.model import Model
+from transfusion.model.pair import common_parts
 from transfusion.runtime.untrusted_files import parse_json, read_text
 
 _DEFAULT = "default"
@@ -133,7 +134,7 @@ def balanced_alpha(a: Model, b: Model) -> Alpha:
     A change of 1 % of A's weights then is a change of 1 % of B's. If B is a permutation of A, every α is 1.
     """
     sizes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for name in a.architecture.backbone:
+    for name in common_parts(a, b):
         for which, model in enumerate((a, b)):
             sizes[block_of(name)][which] += _squares(model, name)
     ratios = {layer: _ratio(*both) for layer, both in sizes.items()}

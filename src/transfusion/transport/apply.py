@@ -18,6 +18,7 @@ from transfusion.model.pair import open_model
 from transfusion.runtime.settings import verb
 from transfusion.transport.output import Output, OutputTensor
 from transfusion.transport.record import FILE
+from transfusion.transport.sentences import modules_moved
 from transfusion.transport.settings import ApplySettings
 
 
@@ -47,6 +48,7 @@ def applied_output(alignment: Alignment, model: Model) -> Output:
         recipe=lambda: {"alignment": alignment.digest, "to": model.fingerprint},
         inputs=[model.checkpoint],
         copied=model.checkpoint.auxiliary_files(),
+        sentence=modules_moved(model.checkpoint, alignment),
     )
 
 

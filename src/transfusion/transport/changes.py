@@ -95,6 +95,11 @@ class DenseChange:
         return (self.onto if self.alignment.other_shape else self.model).architecture.buffers
 
     @property
+    def unread(self) -> frozenset[str]:
+        """The tensors that the library leaves unread, which no other model takes over."""
+        return (self.onto if self.alignment.other_shape else self.model).architecture.unread
+
+    @property
     def has_heads(self) -> bool:
         return bool(self._heads if self.alignment.other_shape else self.model.architecture.task_heads)
 

@@ -31,7 +31,14 @@ def open_finetune(
         return open_adapter(reference, others)
     if isinstance(reference, LoraFile):
         return replace(reference, others=OtherParts(others))
-    return reference if isinstance(reference, Adapter) else open_model(reference, config)
+    if isinstance(reference, Adapter):
+        return reference
+    if (model := open_model(reference, config)).is_quantised:
+        raise MismatchError(
+            f"{model.label} is quantised: what it learned cannot be told from what four bits leave out",
+            hint="give the fine-tune's original weights, or its adapter with the quantised model as `base`",
+        )
+    return model
 
 
 def check_named_base(

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from transfusion.files.references import DENOISERS
 from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.runtime.run_record import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
@@ -20,9 +21,32 @@ if TYPE_CHECKING:
 Metadata: TypeAlias = Mapping[str, Any]
 
 _HOSTILE = re.compile(r"([\\`*_{}\[\]<>|#~&])")
-_REVISION = re.compile(r"^([\w.-]+(?:/[\w.-]+)?)@[^@]+$")
+_IN_CACHE = re.compile(r"/models--([^/]+)/(?:snapshots|blobs)/")
 LARGEST = 2**20
 """The largest README.md that is read, in bytes."""
+_PIPELINES = {
+    "AudioClassification": "audio-classification",
+    "CausalLM": "text-generation",
+    "CTC": "automatic-speech-recognition",
+    "DepthEstimation": "depth-estimation",
+    "ImageClassification": "image-classification",
+    "MaskedLM": "fill-mask",
+    "ObjectDetection": "object-detection",
+    "QuestionAnswering": "question-answering",
+    "SemanticSegmentation": "image-segmentation",
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+}
+"""What a class of transformers is for, as the hub calls it, by the end of its name."""
+_HEARING = ("Hubert", "Wav2Vec2", "WavLM", "Whisper")
+_TASK_TYPES = {
+    "CAUSAL_LM": "text-generation",
+    "FEATURE_EXTRACTION": "feature-extraction",
+    "QUESTION_ANS": "question-answering",
+    "SEQ_CLS": "text-classification",
+    "TOKEN_CLS": "token-classification",
+}
+"""What an adapter is for, by its task_type."""
 
 
 def card(metadata: Metadata, licences: Mapping[str, str | None]) -> str:
@@ -61,6 +85,8 @@ def card(metadata: Metadata, licences: Mapping[str, str | None]) -> str:
 
 def licence_of(root: Path) -> str | None:
     """Return the licence that the README.md in a model's folder states, or None."""
+    if root.name in DENOISERS and not (root / "README.md").exists():
+        root = root.parent  # the pipeline, which states it for all of its models
     if not (root / "README.md").exists():
         return None  # without the import, which takes as long as a small transport
     from huggingface_hub import metadata_load
@@ -83,23 +109,68 @@ def _front_matter(metadata: Metadata, licences: Mapping[str, str | None]) -> str
     from huggingface_hub import ModelCardData
 
     adapter, merge = metadata["kind"] == "adapter", metadata["verb"] == "merge"
+    lora = adapter and metadata.get("peft_type") == "LORA"
+    relation = "adapter" if adapter else "merge" if merge else "finetune"
+    base = hub_repository(metadata["onto"]["path"])
     data = ModelCardData(
-        base_model=[_REVISION.sub(r"\1", shareable_path(metadata["onto"]["name"]))],
-        base_model_relation="adapter" if adapter else "merge" if merge else "finetune",
+        base_model=[base] if base else None,
+        base_model_relation=relation if base else None,
         library_name="peft" if adapter and not metadata.get("file_format") else metadata["library"],
-        tags=["transfusion", "merge"] if merge else ["transfusion"],
-        **_licence_keys(licences),
+        pipeline_tag=metadata.get("pipeline_tag"),
+        tags=["transfusion", *(["lora"] if lora else []), *(["merge"] if merge else [])],
+        **_licence_keys(licences, metadata["onto"]["name"]),
     )
     return str(data.to_yaml(line_break="\n"))
 
 
-def _licence_keys(licences: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the licence that all inputs share, ``other`` if they differ, nothing if none is stated."""
-    found = set(licences.values())
-    if not found - {None}:
+def hub_repository(path: str) -> str | None:
+    """Return the repository of the hub that a file or folder came from, by its place in the hub's cache.
+
+    A folder of one's own has none, however it is called: its name may be that of a stranger's repository.
+
+    >>> hub_repository("/home/me/.cache/huggingface/hub/models--org--b/snapshots/0123/transformer")
+    'org/b'
+    >>> hub_repository("/home/me/org/b")
+    """
+    found = _IN_CACHE.search(path)
+    return found[1].replace("--", "/") if found else None
+
+
+def pipeline_tag(library: str, config: Mapping[str, Any] | None) -> str | None:
+    """Return what a model or an adapter is for, as the hub calls it, if its configuration tells.
+
+    >>> pipeline_tag("transformers", {"architectures": ["BertForMaskedLM"]})
+    'fill-mask'
+    >>> pipeline_tag("peft", {"task_type": "CAUSAL_LM"})
+    'text-generation'
+    """
+    config = config or {}
+    if library == "peft":
+        return _TASK_TYPES.get(str(config.get("task_type")))
+    if library == "open_clip":
+        return "zero-shot-image-classification"
+    if library == "timm":
+        return "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    known, _, purpose = name.partition("For")
+    if purpose == "ConditionalGeneration":
+        reading = "image-text-to-text" if "vision_config" in config else None
+        return "automatic-speech-recognition" if known.startswith(_HEARING) else reading
+    if purpose == "SequenceClassification" and known.startswith(_HEARING):
+        return "audio-classification"
+    return _PIPELINES.get(purpose)
+
+
+def _licence_keys(licences: Mapping[str, str | None], onto: str) -> dict[str, Any]:
+    """Return B's licence, ``other`` if that of another input differs, nothing if B states none."""
+    stated = {licence for licence in licences.values() if licence}
+    common = licences.get(onto)
+    if len(stated) > 1:
+        return {"license": "other"}
+    if common is None:
         return {}
-    common = next(iter(found)) if len(found) == 1 else None
-    if common is None or "," in common:
+    if "," in common:
         return {"license": "other"}
     named = re.fullmatch(r"other \((.+)\)", common)
     return {"license": "other", "license_name": named[1]} if named else {"license": common}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transfusion.alignment.alignment import Alignment
 from transfusion.errors import MismatchError, listing
+from transfusion.files.sentence_modules import SentenceModules
 from transfusion.files.tokenizer_files import VOCABULARIES
 from transfusion.model.model import Model, untied_config
 from transfusion.model.tensor_pieces import TensorPieces
@@ -23,8 +24,10 @@ from transfusion.transport.adapters.moved_adapter import MovedAdapter
 from transfusion.transport.changed_settings import ChangedSettings, token_counts
 from transfusion.transport.changes import DenseChange
 from transfusion.transport.merge_rules import MergeRule, magnitude_histogram
+from transfusion.transport.model_card import pipeline_tag
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
-from transfusion.transport.record import OutputRecord
+from transfusion.transport.record import OutputRecord, class_of
+from transfusion.transport.sentences import modules_moved, notes_on_heads
 from transfusion.transport.task_vector import added
 
 Change: TypeAlias = DenseChange | MovedAdapter
@@ -54,6 +57,7 @@ def dense_output(
     """
     record, merging = record or OutputRecord(), merging or MergeRule()
     lead = _lead(sources, onto, head)
+    sentence = _sentence_modules(lead, onto, alignment)
     settings = ChangedSettings.of(sources, base, onto)
     moved = MovedSum(tuple(sources), onto, lead, merging)
     tensors = {
@@ -63,12 +67,17 @@ def dense_output(
     untied = sorted(tensors.keys() & onto.ties.keys())
     grown = max((one.added for one in tensors.values()), default=0)
     dropped = [name for name in onto.architecture.tensors if name not in tensors]
+    config = _config(lead, onto, settings, untied=bool(untied), grown=bool(grown), dtype=dtype)
 
     def metadata() -> dict[str, Any]:
         all_moved = [name for name, one in tensors.items() if one.action is Action.MOVED]
         return {
             **record.of(sources, base, onto, alignment, merging),
+            "class": class_of(config),
+            **({"modules": [one.name for one in sentence.modules]} if sentence else {}),
+            **({"loaded_by": sentence.loaded_by} if sentence else {}),
             "dtype": dtype and str(dtype).removeprefix("torch."),
+            "pipeline_tag": pipeline_tag(onto.family.library, config),
             "moved": len(moved.changed),
             "unchanged": sum(name not in moved.changed for name in all_moved),
             "carried": [name for name, one in tensors.items() if one.action is Action.CARRIED],
@@ -79,6 +88,7 @@ def dense_output(
             "lost_tokens": max((source.dropped_tokens for source in sources), default=0),
         }
 
+    config = _config(lead, onto, settings, untied=bool(untied), grown=bool(grown), dtype=dtype)
     labels = listing(source.label for source in sources)
     wanted = any(
         source.alpha.at(name) * merging.alpha.at(name)
@@ -92,14 +102,15 @@ def dense_output(
         f"{labels}, moved onto {onto.label}",
         onto,
         tensors,
-        _config(lead, onto, settings, untied=bool(untied), grown=bool(grown), dtype=dtype),
+        config,
         metadata,
         record.texts,
         partial(recipe_of, sources, base, onto, alignment, merging),
         inputs=[base.checkpoint, onto.checkpoint, *(source.checkpoint for source in sources)],
         copied=_copied(lead, onto, grown=bool(grown)),
         pi=alignment if record.keeps_pi else None,
-        notes=[*settings.notes(), *([tie] if untied else [])],
+        sentence=sentence,
+        notes=[*settings.notes(), *([tie] if untied else []), *notes_on_heads(sentence)],
         dropped=dropped,
         decisive=[*settings.decisive, *untied],
         like=lead.module if has_class else onto.checkpoint.module,
@@ -225,17 +236,36 @@ def _action(name: str, lead: Change, sources: Sequence[Change], onto: Model) -> 
 
 def _has_class_of(lead: Change, onto: Model) -> bool:
     """Whether the output has the fine-tune's class. With a fine-tune without heads it has B's class."""
-    return lead.has_heads or not onto.architecture.task_heads
+    return lead.has_heads or _own_modules(lead) is not None or not onto.architecture.task_heads
+
+
+def _own_modules(lead: Change) -> SentenceModules | None:
+    """Return the modules behind the encoder of a fine-tune that is a model."""
+    if isinstance(lead, MovedAdapter) or lead.adapter is not None:
+        return None
+    return lead.checkpoint.sentence
+
+
+def _sentence_modules(lead: Change, onto: Model, alignment: Alignment) -> SentenceModules | None:
+    """Return the modules behind the output's encoder: those of the class that the output has."""
+    if _own_modules(lead) is not None:
+        return modules_moved(lead.checkpoint, alignment)
+    theirs = onto.checkpoint.sentence
+    return None if lead.has_heads or (theirs and theirs.odd) else theirs
 
 
 def _names(lead: Change, onto: Model) -> dict[str, TensorPieces]:
-    """Return the tensors of the output with their names in files: first those of B, in B's order."""
+    """Return the tensors of the output with their names in files: first those of B, in B's order.
+
+    Those that the library leaves unread are B's own, whichever class the output has.
+    """
+    unread = onto.architecture.unread
     names = [*onto.architecture.tensors, *onto.architecture.buffers]
     if _has_class_of(lead, onto):
-        names = [name for name in names if name in lead.names]
-        names += [name for name in lead.names if name not in {*names, *lead.buffers}]
+        names = [name for name in names if name in lead.names or name in unread]
+        names += [name for name in lead.names if name not in {*names, *lead.buffers, *lead.unread}]
     names = [name for name in names if name not in onto.ties or name in onto.names or lead.owns(name)]
-    stored = onto.names if all(name in onto.names for name in names) else lead.names
+    stored = onto.names if all(name in onto.names for name in names) else {**onto.names, **lead.names}
     own = {name: TensorPieces(((name,),)) for name in onto.ties}  # B stores them as its embedding
     return {name: own.get(name) or stored[name] for name in names}
 

@@ -22,6 +22,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import AdapterError, MismatchError, OutputError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.publishing import StagingFolder, open_staging
+from transfusion.files.sentence_modules import SentenceModules, split_name
 from transfusion.files.tensor_files import BLOCK, all_finite, row_blocks
 from transfusion.files.writing import (
     Block,
@@ -29,18 +30,22 @@ from transfusion.files.writing import (
     LazyTensor,
     complete_model,
     output_shard_name,
+    write_behind,
     write_shards,
 )
 from transfusion.model.model import Model
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.running.building import build, model_of
 from transfusion.runtime.engines import Threads
-from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.resources import LOCAL, Resources, format_bytes
 from transfusion.runtime.scratch import keep_blocks_only
+from transfusion.runtime.shown import Shown
 from transfusion.transport.merge_rules import MergeRule
 from transfusion.transport.record import PI_FILE, RecordedFinetune
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from transfusion.transport.adapters.moved_adapter import MovedAdapter
     from transfusion.transport.adapters.outputs import AdapterFiles
 
@@ -114,7 +119,7 @@ def nothing(*_: object) -> None:
 
 
 @dataclass(repr=False, eq=False)
-class Output:
+class Output(Shown):
     """A model or an adapter for B whose tensors are computed on demand."""
 
     label: str
@@ -138,6 +143,8 @@ class Output:
     """The adapter that it was made of, if it is one moved adapter."""
     copied: Sequence[Path] = ()
     """Files that are copied as they are."""
+    sentence: SentenceModules | None = None
+    """What follows its encoder, if it is a folder of sentence-transformers."""
     pi: Alignment | None = None
     """The π to keep with the output, if no other file holds it."""
     notes: Sequence[str] = ()
@@ -152,11 +159,29 @@ class Output:
     """The error if no tensor differs from B's: that the fine-tune equals its base."""
     prepare: Callable[[Threads | None], None] = nothing
     """Compute what is needed before the first tensor."""
+    expected: Mapping[str, int] = field(default_factory=dict)
+    """What its refinement is expected to take, in a dry run."""
     changed: set[str] = field(default_factory=set)
     """The tensors computed so far that differ from B's."""
+    uploaded: str | None = None
+    """The address that it was uploaded to."""
 
-    def __repr__(self) -> str:
-        return f"<{self.label}>"
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from transfusion.runtime.tables import facts
+
+        plan = self.plan()
+        counts = (f"{plan[what]} {what}" for what in (*map(str, Action), "dropped") if plan[what])
+        rows = {
+            "tensors": f"{plan['tensors']}: {', '.join(counts)}",
+            "reads": format_bytes(plan["bytes_to_read"]),
+            "writes": format_bytes(plan["bytes_to_write"]),
+            "notes": "\n".join(self.notes),
+            "uploaded": self.uploaded or "",
+        }
+        return Group(Text(self.label, style="bold"), facts(rows))
 
     def names(self, action: Action) -> list[str]:
         """Return the tensors that are moved, carried over or kept."""
@@ -175,6 +200,7 @@ class Output:
             "dropped": len(self.dropped),
             "bytes_to_read": sum(checkpoint.nbytes for checkpoint in self.inputs),
             "bytes_to_write": sum(one.nbytes for one in self.tensors.values()),
+            **self.expected,
         }
 
     # ── in memory ────────────────────────────────────────────────────────────────────────────
@@ -226,7 +252,8 @@ class Output:
                 "an adapter is not a module",
                 hint="full=True returns a model; or save the adapter, and load it on B with PEFT",
             )
-        return model_of(self.state_dict(), self.config, like=self.like, label=self.label)
+        state = {name: one for name, one in self.state_dict().items() if not split_name(name)[0]}
+        return model_of(state, self.config, like=self.like, label=self.label)
 
     def check(self) -> None:
         """Refuse inputs that changed during the run, and a fine-tune that equals its base."""
@@ -286,6 +313,7 @@ class Output:
             self.prepare(threads)
             keep_blocks_only()
             write_shards(staging, files, changed_tensors=self.changed, workers=threads)
+            write_behind(staging, self._behind_encoder(staging.path, on_tensor))
             self.check()
             complete_model(
                 staging,
@@ -293,7 +321,7 @@ class Output:
                 like=self.onto.checkpoint,
                 config=self.config,
                 auxiliary_files=self.copied,
-                texts=self.texts(self.metadata()),
+                texts=self.texts(self.metadata()) | (self.sentence.files() if self.sentence else {}),
             )
 
     def _write_adapter(
@@ -326,6 +354,8 @@ class Output:
         shards: dict[Path, dict[str, LazyTensor]] = {file: {} for file in like.checkpoint.files}
         counts: Counter[str] = Counter()
         for name in self.tensors:
+            if split_name(name)[0]:
+                continue
             mine = name in like.names
             file = like.info(name).file if mine else like.checkpoint.files[-1]
             pieces = self._lazy_tensors(name, on_tensor)
@@ -342,6 +372,20 @@ class Output:
         whole = {file: join(tensors, LazyTensor.joined) | others[file] for file, tensors in shards.items()}
         there = {file: tensors for file, tensors in whole.items() if tensors}
         return output_shard_name(there, path, like.family.library)
+
+    def _behind_encoder(self, path: Path, on_tensor: Callable[[str], None]) -> Files:
+        """Return the tensors of the modules behind the encoder, by their folders."""
+        found: Files = {}
+        for name in self.tensors:
+            folder, own = split_name(name)
+            if folder:
+                found.setdefault(folder, {})[own] = self._lazy_tensors(name, on_tensor)[name]
+        if found and path.suffix == ".safetensors":
+            raise OutputError(
+                f"{path.name} would not hold {listing(found)}, which have files of their own",
+                hint="give a folder as the output",
+            )
+        return found
 
     def _companions(self) -> dict[Path, dict[str, LazyTensor]]:
         """Return the tensors of other models in B's files, which stay as they are."""

@@ -22,11 +22,12 @@ from transfusion.alignment.maps import Map
 from transfusion.alignment.provenance import PLANNED, Provenance
 from transfusion.architecture.architecture import Policy
 from transfusion.architecture.layouts import parse, size_of
-from transfusion.errors import AdapterError, MismatchError, SettingError, listing
+from transfusion.errors import AdapterError, ArchitectureError, MismatchError, SettingError, listing
+from transfusion.files.checkpoint import HeadersOnly
 from transfusion.files.tensor_files import as_dtype
 from transfusion.matching.other_shapes import even_paths
 from transfusion.model.model import Model, Reference, untied_config
-from transfusion.model.pair import Pair, differing_shape, require_rows_of
+from transfusion.model.pair import Pair, are_kin, differing_shape, require_rows_of
 from transfusion.model.vocabulary_map import VOCABULARY
 from transfusion.running.building import build
 from transfusion.running.probes.pairs import RunningPair
@@ -128,7 +129,8 @@ class TransportPlan:
     def _compares_weights(self) -> bool:
         """Whether B's weights can be compared with π(A)'s, one by one and within the memory."""
         known = self.alignment.provenance.method != PLANNED
-        return known and not self._rotates and self.resources.memory is None
+        there = not isinstance(self.a.checkpoint, HeadersOnly)
+        return known and there and not self._rotates and self.resources.memory is None
 
     def change(
         self,
@@ -142,7 +144,7 @@ class TransportPlan:
         alpha, lot = alpha or Alpha(), NewTokens(new_tokens)
         if isinstance(finetuned, Adapter):
             if not self.alignment.other_shape:
-                return self.adapter(finetuned.to_merge(), alpha, trust_base=trust_base)
+                return self.adapter(finetuned.on_base(self.a).to_merge(), alpha, trust_base=trust_base)
             if not trust_base:
                 self._require_named_base(finetuned)
             folded = Model.open(self.on_a((finetuned,)).module())
@@ -190,7 +192,8 @@ class TransportPlan:
 
     def _unties(self, finetuned: Finetune) -> bool:
         if isinstance(finetuned, Adapter):
-            return self.b.writes_tokens and self.adapter(finetuned.to_merge(), trust_base=True).unties
+            merged = finetuned.on_base(self.a).to_merge()
+            return self.b.writes_tokens and self.adapter(merged, trust_base=True).unties
         return any(head in self.in_b_vocabulary(finetuned).architecture.tensors for head in self.a.ties)
 
     def _refuse_new_tokens(self, tuned: Model) -> None:
@@ -218,7 +221,7 @@ class TransportPlan:
             self._require_named_base(adapter)
         if adapter.checkpoint.root.is_dir():
             require_rows_of(self.a, adapter.label, adapter.checkpoint.root)
-        adapter = adapter_in_vocabulary(adapter, self.a)
+        adapter = adapter_in_vocabulary(adapter.on_base(self.a), self.a)
         a, b = (self.a.untied(), self.b.untied()) if self.b.writes_tokens else (self.a, self.b)
         return MovedAdapter(adapter, a, b, self.alignment, alpha or Alpha())
 
@@ -383,6 +386,11 @@ class TransportPlan:
         **how: Any,
     ) -> AlphaSearch:
         """Return a search for α that runs the fine-tunes on A and on B, on probes."""
+        if are_kin(self.a, self.b):
+            raise ArchitectureError(
+                f"a {self.a.family.name} and a {self.b.family.name} have different inputs",
+                hint="the weights alone tell α, or give a number",
+            )
         full = any(isinstance(one, Adapter) for one in finetuned)
 
         return AlphaSearch(
@@ -424,8 +432,9 @@ class TransportPlan:
         """Return the fine-tune beside A, as the teacher of a refinement."""
         pair, made = self._running_pair((finetuned,)), self._tuned((finetuned,))
         tuned = made if isinstance(made, Model) else pair.a
-        whole = build(made if isinstance(made, Model) else made.model(), torch.float32)
-        return Teacher(pair, build(pair.a, torch.float32), tuned, whole)
+        device = self.resources.device
+        whole = build(made if isinstance(made, Model) else made.model(), torch.float32).to(device)
+        return Teacher(pair, build(pair.a, torch.float32).to(device), tuned, whole)
 
 
 def require_lora(adapter: Adapter) -> None:

@@ -88,6 +88,7 @@ class OutputRecord:
             "verb": self.verb,
             "kind": "model",
             "library": onto.family.library,
+            "class": class_of(onto.checkpoint.config),
             "command": self.command,
             "finetuned": list(map(_input, sources)),
             "base": _input(base),
@@ -125,6 +126,13 @@ class OutputRecord:
             FILE: json.dumps(info, indent=2, ensure_ascii=False) + "\n",
             "README.md": card(metadata, licences),
         }
+
+
+def class_of(config: Mapping[str, Any] | None) -> str | None:
+    """Return the class of the library that a configuration names."""
+    config = config or {}
+    name = config.get("_class_name") or next(iter(config.get("architectures") or ()), None)
+    return name if isinstance(name, str) and name.isidentifier() else None
 
 
 def _input(one: RecordedInput) -> dict[str, Any]:

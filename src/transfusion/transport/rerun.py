@@ -21,7 +21,7 @@ from transfusion.transport.transport import merge, transport
 
 _PLACES = ("finetuned", "base", "onto", "via", "architecture")
 """Settings that may be given beside a record: where the inputs are now."""
-_NOW = ("output", "force", "dry_run", "resources", "progress")
+_NOW = ("output", "push", "force", "dry_run", "resources", "progress")
 """Settings that no record has."""
 _KEPT = ("new_tokens", "other_parts", "full", "head", "rank", "config", "architecture")
 """The recorded settings that are passed on as they are."""
@@ -69,7 +69,7 @@ def repeat(file: str | Path, settings: MovingSettings, finetuned: Sequence[Any] 
         asked |= {name: metadata[name] for name in ("how", "weights", "density")}
         return merge(tuned, **asked, seed=metadata["seed"] or 0)
     if (refinement := kept.get("refinement")) is not None:
-        asked |= {f"refine_{name}": refinement[name] for name in ("steps", "rank", "keep")}
+        asked |= {f"refine_{name}": refinement.get(name) for name in ("steps", "rank", "keep", "batch")}
         asked |= {"refine": True, "calibrate": refinement["calibrate"], "seed": refinement["seed"]}
         if settings.resources.jobs is None:  # the number of threads changes the last digits of sums
             asked["resources"] = replace(settings.resources, jobs=refinement["threads"])
@@ -120,6 +120,7 @@ def _aligned_again(metadata: Mapping[str, Any], file: Path, asked: Mapping[str, 
         advice=bool(info["advice"]),
         vocabulary_share=0.0,
         force_unrelated=True,
+        goes_on=metadata["settings"].get("refinement") is not None,
         resources=asked["resources"],
         progress=asked["progress"],
     )

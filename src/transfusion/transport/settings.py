@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from transfusion.errors import SettingError
 from transfusion.matching.settings import MatchingSettings
-from transfusion.runtime.progress import SILENT, Progress
+from transfusion.runtime.progress import BARS, SILENT, Progress
 from transfusion.runtime.resources import LOCAL, Resources
 from transfusion.runtime.settings import MODELS, A, B, argument, setting
 
@@ -82,6 +82,12 @@ class MovingSettings(MatchingSettings):
         flag="--from",
         recorded=False,
     )
+    push: str | None = setting(
+        None,
+        "Then upload the output to this repository of the hub, which becomes a private one if it is new.",
+        metavar="ORG/NAME",
+        recorded=False,
+    )
     dry_run: bool = setting(False, "Say what would be done, and do nothing.", kind=bool, recorded=False)
     force: bool = setting(False, "Replace an existing output.", kind=bool, recorded=False)
     dtype: torch.dtype | str | None = setting(
@@ -149,6 +155,23 @@ class TransportSettings(MovingSettings):
         shown="0.3",
         panel=REFINING,
     )
+    refine_batch: int | None = setting(
+        None,
+        "Of a language model, the texts of a step, for each process; of a LoRA for images or videos, the"
+        " latents.",
+        kind=int,
+        least=1,
+        shown="texts of 2,048 tokens, at most 16; 8 latents",
+        panel=REFINING,
+    )
+    answers: str | Path | None = setting(
+        None,
+        "Of a language model, or a LoRA for images or videos: the fine-tune's answers, which ask wrote. With"
+        " PI, a LoRA then needs no A.",
+        kind=Path,
+        metavar="FILE",
+        panel=REFINING,
+    )
 
 
 @dataclass(frozen=True)
@@ -178,6 +201,35 @@ class MergeSettings(MovingSettings):
 
 
 @dataclass(frozen=True)
+class AskSettings:
+    """The settings of `ask`."""
+
+    finetuned: Finetune | Reference = argument(
+        "The fine-tune of A: a language model, or a PEFT adapter or LoRA file for one, or for a model of"
+        " images or videos.",
+        metavar="FINETUNED",
+    )
+    _: KW_ONLY
+    base: Model | Reference = argument(A, metavar="A", flag="--base")
+    output: str | Path | None = setting(
+        None, "The .safetensors file to write.", kind=Path, flag="--output,-o"
+    )
+    calibrate: str | Path | None = setting(
+        None, "Texts of your own to ask about, too, without labels.", kind=Path, shown="synthetic texts"
+    )
+    seed: int = setting(0, "The seed of everything that is drawn at random.", kind=int, least=0)
+    force: bool = setting(False, "Replace an existing output.", kind=bool)
+    config: ConfigArgument = setting(
+        None, "The config.json of weights that come without one.", kind=Path, panel=MODELS
+    )
+    architecture: str | Path | None = setting(
+        None, "A file with a table of your own.", kind=Path, panel=MODELS
+    )
+    resources: Resources = setting(LOCAL, "The device.", kind=Resources, only=("device",))
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)
+
+
+@dataclass(frozen=True)
 class ApplySettings:
     """The settings of `apply`."""
 
@@ -198,4 +250,4 @@ class ApplySettings:
         kind=Resources,
         only=("jobs", "memory"),
     )
-    progress: Progress = setting(SILENT, "Follows the run.", typed=False)
+    progress: Progress = setting(SILENT, "Follows the run.", shown=BARS, typed=False)

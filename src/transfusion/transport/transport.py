@@ -11,31 +11,51 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from transfusion.alignment.alignment import Alignment
-from transfusion.errors import SettingError, UselessResultError
-from transfusion.files.publishing import StagingFolder, open_staging, require_writable
+from transfusion.errors import MismatchError, SettingError, listing
+from transfusion.files.publishing import StagingFolder, open_staging, require_writable, staging_of
+from transfusion.files.tensor_files import as_dtype
 from transfusion.matching.advice import Verdict
 from transfusion.matching.settings import AlignSettings, MatchingSettings
 from transfusion.model.model import Model, Reference, input_files
 from transfusion.model.pair import Pair
+from transfusion.runtime.engines import require_device
+from transfusion.runtime.processes import processes
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.resources import format_bytes
-from transfusion.runtime.run_record import COMMAND, RunRecord
+from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 from transfusion.transport.adapters.adapter import Adapter
-from transfusion.transport.adapters.lora_file import LoraFile, OtherParts
+from transfusion.transport.adapters.factoring import lora_between_shapes
+from transfusion.transport.adapters.kinds import LORA
+from transfusion.transport.adapters.lora_file import OtherParts
 from transfusion.transport.alpha import AUTO, Alpha
+from transfusion.transport.ask import (
+    asked_denoiser_of,
+    asked_of,
+    base_in,
+    learns_by_answers,
+    learns_denoising,
+)
 from transfusion.transport.finetunes import Finetune, check_named_base, open_finetune
 from transfusion.transport.merge_rules import MergeRule
-from transfusion.transport.output import Output
+from transfusion.transport.output import Action, Output
 from transfusion.transport.plan import TransportPlan, require_lora
+from transfusion.transport.push import push, require_repository
 from transfusion.transport.record import OutputRecord
-from transfusion.transport.refinement.refine import refine
+from transfusion.transport.refinement.estimate import expecting
+from transfusion.transport.refinement.refine import (
+    refine,
+    refine_by_answers,
+    refine_denoiser,
+    require_no_rank,
+)
 from transfusion.transport.refinement.settings import RefinementSettings, refinement_settings
 from transfusion.transport.settings import MergeSettings, MovingSettings, TransportSettings
 
@@ -70,6 +90,7 @@ def transport(settings: TransportSettings) -> Output:
     ...     "models/lora", base="models/a", onto="models/b", via="pi.safetensors", output="models/lora-on-b"
     ... )
     """
+    _require_repository(settings)
     if settings.repeat is not None:
         return _repeated(settings, () if settings.finetuned is None else (settings.finetuned,))
     refinement = refinement_settings(settings)
@@ -93,6 +114,7 @@ def merge(settings: MergeSettings) -> Output:
     """
     if isinstance(settings.finetuned, str | Path):
         raise SettingError("one fine-tune was given, and not a list", hint="give a list, or use transport")
+    _require_repository(settings)
     if settings.repeat is not None:
         return _repeated(settings, settings.finetuned)
     settings = with_calibration(settings, settings.via, measured=settings.alpha == AUTO)
@@ -124,21 +146,22 @@ class _Run:
     def output(self, finetuned: Sequence[Finetune | Reference | None]) -> Output:
         """Open, align, move, refine and write."""
         settings = self.settings
+        require_device(settings.resources.device)
         given = Alignment.load(settings.via) if isinstance(settings.via, str | Path) else settings.via
         pair, tuned = _open_inputs(settings, finetuned, given)
         if self.refinement is not None:
             _require_refinable(settings, tuned)
-            if (device := settings.resources.device) != "cpu":
-                settings.progress.note(f"note: the refinement runs on the CPU, and not on {device}")
         if settings.via is None or settings.dry_run:  # refuse from headers, before the search
             plan = TransportPlan.planned(pair.a, pair.b, given, assumed=True)
             early = self.moved(plan, tuned)
             early.within_memory(settings.resources)
+            if settings.dry_run and self.refinement is not None and learns_by_answers(plan, tuned[0]):
+                asks = getattr(settings, "answers", None) is None
+                return expecting(plan.a.to_run, early, self.refinement, asks, settings.resources.device)
             if settings.dry_run:
                 return early
         with settings.resources.connected(), _staging(settings) as staging:
-            insists = self.refinement is not None
-            pi = given or _find_pi(settings, pair, tuned, staging, insists=insists)
+            pi = given or _find_pi(settings, pair, tuned, staging, refines=self.refinement is not None)
             plan = replace(TransportPlan.between(pair, pi), resources=settings.resources)
             if self.refinement is None:
                 _warn_of_doubt(pi, settings.progress)
@@ -146,8 +169,11 @@ class _Run:
             else:
                 with settings.resources.in_process():
                     output = self.refined(plan, tuned[0], self.refinement, staging)
-            if staging is not None:
+            if staging is not None and processes().is_main:
                 _write(output, staging, settings)
+        if settings.push is not None and settings.output is not None and processes().is_main:
+            output.uploaded = push(output, Path(settings.output), settings.push)
+        processes().wait()
         return output
 
     def moved(self, plan: TransportPlan, tuned: Sequence[Finetune], *, full: bool | None = None) -> Output:
@@ -203,6 +229,20 @@ class _Run:
         staging: StagingFolder | None,
     ) -> Output:
         """Return B + α·π(τ) after its refinement."""
+        if learns_by_answers(plan, tuned):
+            return self._refined_by_answers(plan, tuned, refinement, staging)
+        if learns_denoising(plan, tuned) and not self.settings.full:
+            return self._refined_denoiser(plan, tuned, refinement, staging)
+        if getattr(self.settings, "answers", None) is not None:
+            raise SettingError(
+                "`answers`: only language models, and adapters of models that denoise, learn from them",
+                hint="leave it out",
+            )
+        if processes().count > 1:
+            raise SettingError(
+                "only language models, and adapters of models that denoise, are refined by several processes",
+                hint="start the command itself, without `accelerate launch`",
+            )
         full, targets = self.settings.full, None
         if plan.alignment.other_shape and isinstance(tuned, Adapter) and not full:
             if refinement.rank is not None:
@@ -227,8 +267,59 @@ class _Run:
             targets=targets,
             checkpoint=staging.keep("refinement.safetensors") if staging else None,
             insists=self.settings.force_unrelated,
-            jobs=self.settings.resources.jobs,
+            resources=self.settings.resources,
             progress=self.settings.progress,
+        )
+
+    def _refined_denoiser(
+        self,
+        plan: TransportPlan,
+        tuned: Finetune,
+        refinement: RefinementSettings,
+        staging: StagingFolder | None,
+    ) -> Output:
+        """Return an adapter after it has learned what the fine-tune predicts of noised latents."""
+        settings = self.settings
+        return refine_denoiser(
+            self.moved(plan, (tuned,)),
+            plan.b,
+            partial(asked_denoiser_of, plan, tuned, settings),
+            refinement,
+            checkpoint=staging.keep("refinement.safetensors") if staging else None,
+            insists=settings.force_unrelated,
+            device=settings.resources.device,
+            progress=settings.progress,
+        )
+
+    def _refined_by_answers(
+        self,
+        plan: TransportPlan,
+        tuned: Finetune,
+        refinement: RefinementSettings,
+        staging: StagingFolder | None,
+    ) -> Output:
+        """Return B + α·π(τ) of a language model after it has learned what the fine-tune answers."""
+        settings = self.settings
+        output = self.moved(plan, (tuned,))
+        if refinement.rank is not None:
+            require_no_rank(output)
+            unmoved = self.moved_by(plan, (tuned,), Alpha(0.0), self.record)
+            parts = refinement.rank, None, output.names(Action.CARRIED)
+            output = lora_between_shapes(output, unmoved, parts, as_dtype(settings.dtype), planned=False)
+        kind = None if output.moved_adapter is None else output.moved_adapter.adapter.kind
+        return refine_by_answers(
+            output,
+            plan.b,
+            partial(asked_of, plan, tuned, settings),
+            refinement,
+            unmoved=None
+            if kind is None or kind is LORA or not kind.scalable
+            else self.moved_by(plan, (tuned,), Alpha(0.0), self.record),
+            allowed=None if (known := plan.a.to_run.vocabulary) is None else known.shared,
+            checkpoint=staging.keep("refinement.safetensors") if staging else None,
+            insists=settings.force_unrelated,
+            device=settings.resources.device,
+            progress=settings.progress,
         )
 
 
@@ -240,29 +331,37 @@ def _open_inputs(
 ) -> tuple[Pair, list[Finetune]]:
     """Open the bases and the fine-tunes; refuse an output that cannot be written or that holds an input."""
     references = [one for one in finetuned if one is not None]
-    given = {"finetuned": references, "base": settings.base, "onto": settings.onto}
+    base, answers = settings.base, getattr(settings, "answers", None)
+    if base is None and answers is not None:
+        base = base_in(Path(answers))
+    given = {"finetuned": references, "base": base, "onto": settings.onto}
     if missing := [f"`{name}`" for name, one in given.items() if not one]:
         raise SettingError(
             f"{', '.join(missing)} is missing", hint="give a folder, a file or a hub id; or `repeat` a run"
         )
-    assert settings.base is not None
+    assert base is not None
     assert settings.onto is not None
     _require_parts(settings)
     if settings.via is not None:
         refuse_beside_via(settings.aligning)
     pair = Pair.open(
-        settings.base,
+        base,
         settings.onto,
         settings.config,
         settings.progress,
-        settings.vocabulary_share,
+        _vocabulary_share(settings),
         other_shapes=pi.other_shape if pi is not None else settings.chosen.functional is not None,
+        kin=True,
     )
     tuned = [open_finetune(one, settings.config, settings.other_parts) for one in references]
+    tuned = [one.on_base(pair.a) if isinstance(one, Adapter) else one for one in tuned]
+    _require_way(settings, pair, tuned, pi)
     adapters = [one for one in tuned if isinstance(one, Adapter)]
     if settings.full and not adapters:
         what = "fine-tune is a whole model" if len(tuned) == 1 else "fine-tunes are whole models"
         raise SettingError(f"`full`: the {what} already", hint="leave it out")
+    if pair.of_kin:
+        _require_adapters(settings, pair, tuned)
     for adapter in adapters:
         check_named_base(adapter, pair.a, pair.b, settings.progress, trust_base=settings.trust_base)
         if pair.difference is not None and not settings.full:
@@ -275,6 +374,41 @@ def _open_inputs(
         )
         require_writable(output, force=settings.force, inputs=inputs, folder=output.suffix != ".safetensors")
     return pair, tuned
+
+
+def _require_way(
+    settings: MovingSettings, pair: Pair, tuned: Sequence[Finetune], pi: Alignment | None
+) -> None:
+    """Refuse bases of different shapes, if the method is not chosen and nothing would go on."""
+    refines = isinstance(settings, TransportSettings) and settings.refine
+    decides = pi is None and settings.chosen.follows_advice and not (refines or settings.force_unrelated)
+    if decides and pair.difference is not None:
+        from transfusion.matching.align import require_match
+
+        require_match(pair, {}, refines=_is_refinable(settings, tuned))
+
+
+def _require_repository(settings: MovingSettings) -> None:
+    if settings.push is not None:
+        require_repository(settings.push, settings.output, settings.progress)
+
+
+def _require_adapters(settings: MovingSettings, pair: Pair, tuned: Sequence[Finetune]) -> None:
+    """Refuse all but adapters between two families: a whole model has parts that belong to one of them."""
+    asked = [f"`{one}`" for one in ("full", "refine") if getattr(settings, one, False)]
+    models = [one.label for one in tuned if isinstance(one, Model)]
+    if asked or models:
+        raise MismatchError(
+            f"{pair.a.label} is a {pair.a.family.name} and {pair.b.label} a {pair.b.family.name}: adapters"
+            f" move between them, and no whole models ({listing(models or asked)})",
+            hint="give the fine-tune as a LoRA, and leave out `full` and `refine`",
+        )
+
+
+def _vocabulary_share(settings: MovingSettings) -> float | None:
+    """Return the least share of common tokens: none where a refinement learns from texts."""
+    refined = isinstance(settings, TransportSettings) and settings.refine
+    return 0.0 if refined and settings.vocabulary_share is None else settings.vocabulary_share
 
 
 def _require_parts(settings: MovingSettings) -> None:
@@ -304,8 +438,6 @@ def _require_refinable(settings: MovingSettings, tuned: Sequence[Finetune]) -> N
     memory = settings.resources.memory
     if not isinstance(settings, TransportSettings):
         raise SettingError("`refine`: a merge cannot be refined", hint="leave it out")
-    if isinstance(tuned[0], LoraFile):
-        raise SettingError("`refine`: a LoRA file cannot be refined", hint="leave it out")
     if memory is not None:
         raise SettingError(
             f"memory of {format_bytes(memory)}: a refinement holds whole models", hint="leave out `memory`"
@@ -355,11 +487,12 @@ def with_calibration(settings: SettingsT, via: object, *, measured: bool = False
     if settings.calibrate is None:
         return settings
     method = settings.chosen
-    runs = via is None and method.functional is not None
+    refines = isinstance(settings, TransportSettings) and settings.refine
+    runs = via is None and method.functional is not None and (refines or not method.searches)
     if not (runs or measured):
         raise SettingError(
             "`calibrate`: nothing would use these inputs",
-            hint='leave it out, or choose `method="functional"`, `method="auto"`, `alpha="auto"` or'
+            hint='leave it out, or choose `refine=True`, `method="functional"`, `alpha="auto"` or'
             " `keep_support`",
         )
     if not runs:
@@ -373,16 +506,20 @@ def _find_pi(
     tuned: Sequence[Finetune],
     staging: StagingFolder | None,
     *,
-    insists: bool,
+    refines: bool,
 ) -> Alignment:
     """Align A and B; keep π in the staging folder until the output is complete."""
-    from transfusion.matching.align import align_pair
+    from transfusion.matching.align import align_pair, require_match
 
-    place = staging.keep(f"{_key(settings, pair)}.safetensors") if staging else None
+    place = staging.keep(f"{_key(settings, pair, refines)}.safetensors") if staging else None
+    if place is not None and not processes().is_main:
+        processes().wait()
+        return Alignment.load(place)
     if place is not None and place.exists():
+        processes().wait()
         settings.progress.note("note: going on with the π that an interrupted run had found")
         return Alignment.load(place)
-    insists = insists or settings.force_unrelated
+    insists = refines or settings.force_unrelated
     found = align_pair(
         pair,
         AlignSettings(
@@ -391,48 +528,25 @@ def _find_pi(
             **settings.aligning,
             seed=settings.seed,
             force_unrelated=insists,
+            goes_on=refines,
             resources=settings.resources,
             progress=settings.progress,
         ),
     )
-    decided = settings.method is not None and not settings.chosen.follows_advice  # by the user
-    if not decided and not insists:
-        _require_alignable(settings, pair, tuned, found.provenance.advice)
+    if settings.chosen.follows_advice and not insists:
+        require_match(pair, found.provenance.advice, refines=_is_refinable(settings, tuned))
     if place is not None:
         found.save(place, force=True)
+    processes().wait()
     return found
 
 
-def _key(settings: MatchingSettings, pair: Pair) -> str:
+def _key(settings: MatchingSettings, pair: Pair, refines: bool) -> str:
     """A hash of everything that decides π."""
-    asked = [asdict(settings.chosen), settings.seed, settings.resources.device]
+    asked = [asdict(settings.chosen), settings.seed, settings.resources.device, refines]
     tokens = [pair.vocabulary["source"], pair.vocabulary["target"]] if pair.vocabulary else []
     text = json.dumps([asked, pair.a.fingerprint, pair.b.fingerprint, *tokens], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _require_alignable(
-    settings: MovingSettings, pair: Pair, tuned: Sequence[Finetune], advice: Mapping[str, Any]
-) -> None:
-    """Refuse models that the default method cannot align, or all that were tried; name the command that
-    brings more.
-    """
-    if advice.get("verdict") != Verdict.DOUBT:
-        return
-    a, b = pair.a, pair.b
-    better = [] if settings.chosen.follows_advice or a.architecture.unrotated else ['`method="auto"`']
-    better += ["`refine=True`"] if _is_refinable(settings, tuned) else []
-    command = COMMAND.get()
-    if not better:
-        instead = "or fine-tune B itself"
-    elif command is None:
-        instead = f"give {' and '.join(better)}"
-    else:
-        instead = f"type this instead: {' '.join([command, *better])}"
-    raise UselessResultError(
-        f"nothing was written: {a.label} and {b.label} are {advice['verdict']}: {advice['text']}",
-        hint=f"`force_unrelated` writes the result nevertheless; {instead}",
-    )
 
 
 def _warn_of_doubt(alignment: Alignment, progress: Progress) -> None:
@@ -450,6 +564,9 @@ def _staging(settings: MovingSettings) -> Iterator[StagingFolder | None]:
     """Open the staging folder of the output, which is published at the end of the block; None without one."""
     if settings.output is None:
         yield None
+        return
+    if not processes().is_main:
+        yield staging_of(Path(settings.output))
         return
     with open_staging(Path(settings.output), force=settings.force) as staging:
         yield staging

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.text import Text
 from torch import nn
 
 from transfusion.alignment.alignment import Alignment, random_maps
@@ -56,11 +57,14 @@ class Check:
         return f"{self.what}: {self.measured} by {self.difference:.2g}, expected {wanted}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate(Result):
     """All tests on one model."""
 
     checks: tuple[Check, ...]
+
+    def __rich__(self) -> Text:
+        return Text("\n".join(f"{'✓' if check.passed else '✗'} {check}" for check in self.checks))
 
     def metadata(self) -> dict[str, Any]:
         """Return all checks as plain data."""

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Group
+from rich.text import Text
 
 from transfusion.alignment.alignment import Alignment, require_one_shape
+from transfusion.alignment.description import prediction
 from transfusion.architecture.architecture import HeadPolicy
 from transfusion.errors import SettingError, VerificationError
 from transfusion.matching.activations import run_both, run_on_probes, running_within_memory
@@ -28,6 +31,7 @@ from transfusion.running.activations import record_outputs
 from transfusion.running.building import skeleton
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.streaming import RunConfig, streamed_bytes
+from transfusion.runtime.engines import require_device
 from transfusion.runtime.progress import SILENT, Progress, followed, phase
 from transfusion.runtime.resources import LIBRARY, LOCAL, Resources
 from transfusion.runtime.run_record import RunRecord
@@ -38,7 +42,7 @@ BEYOND_CHANCE = 0.01
 """The margin over chance in the share of B's activations that π predicts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification(Result):
     """The result of comparing A with π(A)."""
 
@@ -62,12 +66,20 @@ class Verification(Result):
         """Return plain data, for a result file."""
         return {**fields_of(self), "reason": None if self.equal else self.reason, "equal": self.equal}
 
+    def __rich__(self) -> Text:
+        aided = f", with P_out·P_inᵀ in {self.shortcuts} shortcuts" if self.shortcuts else ""
+        found = f"largest difference {self.difference:.2g} over {', '.join(self.outputs)}"
+        return Text(f"π(A) computes what A computes{aided}: {found}" if self.equal else self._parted())
+
+    def _parted(self) -> str:
+        where = f", first in {self.parting}" if self.parting else ""
+        return f"π(A) does not compute what A computes: largest difference {self.difference:.3g}{where}"
+
     def require(self) -> None:
         """Refuse two models that differ."""
         if not self.equal:
             raise VerificationError(
-                f"π(A) does not compute what A computes: largest difference {self.difference:.3g}"
-                + (f", first in {self.parting}" if self.parting else ""),
+                self._parted(),
                 hint=self.reason
                 if self.difference > TOLERANCE
                 else "float64 itself is no more exact than this; allow a larger `tolerance`",
@@ -89,7 +101,8 @@ def verify(
     """Test whether π(A) computes the same as A, and find the first module that differs.
 
     ``via`` is π or its file, ``config`` the configuration of weights without one, and ``output`` a file of
-    JSON for the result. With a limit of memory in ``resources``, the model is run layer by layer.
+    JSON for the result. ``resources`` name the device; with a limit of memory, the model is run layer by
+    layer.
 
     >>> found = transfusion.verify("models/a", via="pi.safetensors")
     >>> found.equal, found.outputs
@@ -105,12 +118,12 @@ def verify(
     alignment = alignment.fitted(model.architecture)
     alignment.require_for(model.architecture)
     alignment.require_between(source=model)
-    by_layer = resources.memory is not None
+    by_layer, device = resources.memory is not None, require_device(resources.device, torch.float64)
     if by_layer:
         resources.within_memory(_bytes_by_layer(model), "a layer of the model in float64, moved by π,")
         give_back_at_once()
     with phase("running A and π(A)"):
-        found = compare(LiveModel.of(model, by_layer=by_layer), alignment, tolerance)
+        found = compare(LiveModel.of(model, by_layer=by_layer, device=device), alignment, tolerance)
     return files.finish(found, record, _about(model.label, alignment, via))
 
 
@@ -167,7 +180,7 @@ def _reason(alignment: Alignment) -> str:
     return "this π permutes an axis that is not free in this architecture"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction(Result):
     """How well π predicts B's activations from A's, for every axis that π moves."""
 
@@ -184,6 +197,10 @@ class Prediction(Result):
         """Whether π predicts more than chance does, and no less than the identity does."""
         every = self.mean
         return every.found > every.null + BEYOND_CHANCE and every.found >= every.identity - BEYOND_CHANCE
+
+    def __rich__(self) -> Group:
+        shares = {name: fields_of(quality) for name, quality in self.axes.items()}
+        return Group(prediction(shares), Text(f"{self.mean}; inputs: {self.probes}"))
 
     def metadata(self) -> dict[str, Any]:
         """Return plain data, for a result file."""
@@ -237,7 +254,7 @@ def predict(
     if other_shape:
         source = pair.a
         alignment.require_between(source=source, target=pair.b)
-        with run_both(source.to_run, pair.b, options, seed) as both:
+        with run_both(source.to_run, pair.b, options, seed, resources.device) as both:
             found = Prediction(shape_qualities(both, alignment), both.about)
     else:
         compared = pair.with_common_tokens.under(made.policy)

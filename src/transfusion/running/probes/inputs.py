@@ -15,25 +15,33 @@ from transfusion.architecture.table import WRONG_FILE, Config, Draw, Family
 from transfusion.errors import ArchitectureError
 from transfusion.model.recognition import SECTIONS
 
-_NAMES = {"image": "pixel_values", "tokens": "input_ids"}
+_NAMES = {"image": "pixel_values", "waveform": "input_values", "tokens": "input_ids"}
 """The names of inputs that may have to be arranged, by their kinds."""
 _INNER = (
     *("hidden_states.", "attentions.", "cross_attentions.", "encoder_hidden_states.", "encoder_attentions."),
     *("decoder_hidden_states.", "decoder_attentions."),
 )
 """What a configuration may ask models of transformers to show beside their outputs: all layers."""
+PAIRED = "is_encoder_decoder"
+"""The setting of an encoder with a decoder; each of the two has it, too, and is none."""
 LARGEST = 2**28
 """The largest number of values of one input."""
 
 
-def random_inputs(family: Family, config: Config, *, batch: int = 3, seed: int = 0) -> dict[str, Tensor]:
-    """Draw random inputs of the kinds that a family takes, under the library's names."""
+def random_inputs(
+    family: Family, config: Config, *, batch: int = 3, seed: int = 0, grid: Mapping[str, int] | None = None
+) -> dict[str, Tensor]:
+    """Draw random inputs of the kinds that a family takes, under the library's names.
+
+    ``grid`` has numbers of patches and words, if a table is to draw others than a few.
+    """
     try:
         generator = torch.Generator().manual_seed(seed)
         if family.make_inputs is not None:
             return in_dtype(family.make_inputs(config, batch, generator), torch.float64)
         if family.draws is not None:
-            return {name: _one_draw(how, batch, generator) for name, how in family.draws(config).items()}
+            draws = family.draws(config) if grid is None else family.draws(config, grid)
+            return {name: _one_draw(how, batch, generator) for name, how in draws.items()}
         return _drawn(family, config, batch, seed)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
@@ -84,7 +92,7 @@ def _drawn(family: Family, config: Config, batch: int, seed: int) -> dict[str, T
         inputs["input_ids"] = tokens(length, vocabulary)
         if settings.get("type_vocab_size"):
             inputs["token_type_ids"] = tokens(length, settings["type_vocab_size"])
-        if settings.get("is_encoder_decoder"):
+        if settings.get(PAIRED):
             inputs["decoder_input_ids"] = tokens(length, vocabulary)
             if isinstance(end := settings.get("eos_token_id"), int):
                 for ids in inputs.values():  # classifiers look for the only end-of-text token
@@ -108,9 +116,9 @@ def _one_draw(how: Draw, batch: int, generator: torch.Generator) -> Tensor:
 
 def _of_texts(config: Config) -> dict[str, Any]:
     """Return the settings of the text's section: a vision tower may have settings of the same names."""
-    for section in ("vlm_config", "text_config"):
+    for section in ("vlm_config", "text_config", "decoder"):
         if isinstance(part := config.get(section), dict):
-            return _of_texts(part)
+            return {key: value for key, value in _of_texts(part).items() if key != PAIRED}
     return flat_settings(config)
 
 
@@ -144,11 +152,13 @@ def samples_of(settings: Config, frames: int) -> int:
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """Return all settings on one level; those of the towers join those of the whole model."""
+    """Return all settings on one level; those of the towers join those of the whole model, but for whether
+    it is an encoder with a decoder.
+    """
     level: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and key in (*SECTIONS, "pretrained_cfg"):
-            level |= flat_settings(value)
+            level |= {name: one for name, one in flat_settings(value).items() if name != PAIRED}
         else:
             level[key] = value
     return level
@@ -166,7 +176,10 @@ def run_model(
     double: bool = True,
     gradients: bool = False,
 ) -> dict[str, Tensor]:
-    """Run a model and return its outputs by name; computed in float64 throughout, if ``double``."""
+    """Run a model on its device and return its outputs by name; computed in float64 throughout, if
+    ``double``.
+    """
+    inputs = placed(module, inputs)
     with torch.set_grad_enabled(gradients), in_double(double), plain_experts(module):
         if family.library == "open_clip":
             image, text, scale = module(inputs["pixel_values"], inputs["input_ids"])[:3]
@@ -178,6 +191,12 @@ def run_model(
         if isinstance(found, Tensor):
             return {LOGITS: found}
         return {name: one for name, one in _tensors(found) if not name.startswith(_INNER)}
+
+
+def placed(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the inputs on the device of a module, as far as its weights are there."""
+    device = next((one.device for one in module.parameters() if not one.is_meta), None)
+    return inputs if device is None else {name: one.to(device) for name, one in inputs.items()}
 
 
 def arranged(module: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from transfusion.errors import reason_of
 from transfusion.files.tokenizer_files import VOCABULARIES
-from transfusion.running.probes.inputs import plain_experts
+from transfusion.running.probes.inputs import placed, plain_experts
 from transfusion.running.probes.probed_model import ProbedModel, seeded_generator
 from transfusion.runtime.optional_libraries import require_library
-from transfusion.runtime.progress import Advance, phase, warn
+from transfusion.runtime.progress import Advance, Pace, phase, warn
 
 MAX_UNKNOWN = 0.25
 """Windows with a larger share of unknown tokens are left out."""
@@ -122,6 +122,8 @@ def windows(
 
 AT_ONCE = 256
 """Texts that are generated in parallel: every step reads all weights."""
+CACHE, CACHE_SHARE = 1 << 26, 0.1
+"""The bytes of the KV cache of texts that are generated in parallel: a fixed part, a share of the weights."""
 TOGETHER = 40
 """Of these, texts in one pass; always as many, so that digits do not depend on the number of threads."""
 
@@ -138,14 +140,49 @@ def natural_length(subject: ProbedModel, seed: int) -> int:
     """Return how many tokens a language model's texts have until it ends most of them itself, or the most
     that are read.
     """
-    most = LONGEST if subject.ends else ENDLESS
-    most = most if subject.positions is None else min(most, subject.positions)
-    if not subject.ends or most <= subject.length:
-        return max(most, subject.length)
+    most = longest_length(subject)
+    if not subject.ends or most <= subject.length or chat_form(subject) is not None:
+        return most
     written = generate_texts(replace(subject, window=most), TOGETHER, seeded_generator(seed, 9))
     ended = torch.isin(written[:, 1:], torch.tensor(subject.ends)).int()  # (texts, tokens)
     lengths = torch.where(ended.any(1), ended.argmax(1) + 2, most)
     return max(subject.length, int(lengths.float().quantile(ENDED)))
+
+
+def longest_length(subject: ProbedModel) -> int:
+    """Return the most tokens of a text whose length the model decides."""
+    most = LONGEST if subject.ends else ENDLESS
+    return max(subject.length, most if subject.positions is None else min(most, subject.positions))
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """How a chat model's texts look: what stands before a question, and the tokens that mark turns."""
+
+    opening: list[int]
+    marks: frozenset[int]
+
+
+def chat_form(subject: ProbedModel) -> ChatForm | None:
+    """Return the form of a chat model's texts by its tokenizer's template; None if it has no usable one."""
+    tokenizer, _ = tokenizer_of(subject)
+    library = None if tokenizer is None else tokenizer.library
+    if not getattr(library, "chat_template", None):
+        return None
+    assert library is not None
+    question, answer = ({"role": role, "content": _SENTENCE} for role in ("user", "assistant"))
+    try:
+        turn, whole = (
+            library.apply_chat_template(turns, tokenize=False, add_generation_prompt=False)
+            for turns in ([question], [question, answer])
+        )
+    except Exception:  # a template may raise anything, and refuse any conversation
+        return None
+    opening = library(turn.partition(_SENTENCE)[0], add_special_tokens=False, verbose=False)["input_ids"]
+    if not opening or _SENTENCE not in turn or max(opening) >= subject.vocabulary:
+        return None
+    ids = library(whole, add_special_tokens=False, verbose=False)["input_ids"]
+    return ChatForm(list(opening), frozenset(ids) & frozenset(library.all_special_ids))
 
 
 def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator) -> Tensor:
@@ -153,22 +190,64 @@ def generate_texts(subject: ProbedModel, count: int, generator: torch.Generator)
 
     A text starts with the token that the configuration names, or with a frequent one. There are no special
     tokens, but for ends of texts where the length is the model's own; behind an end the next text begins.
+    Where it is, half of a chat model's texts are conversations: it writes questions and answers them.
     """
-    begin, texts = subject.token("bos", "eos"), []
-    rounds = range(0, count, AT_ONCE)
-    with phase("writing texts", len(rounds) * (subject.length - 1)) as advance:
-        for start in rounds:
-            shape = min(AT_ONCE, count - start), 1
-            first = ordinary_tokens(subject, shape, generator) if begin is None else torch.full(shape, begin)
-            texts.append(_continued(subject, first, generator, advance))
+    begin, parts = subject.token("bos", "eos"), []
+    chat = None if subject.window is None else chat_form(subject)
+    if chat is not None and len(chat.opening) < subject.length:
+        talks = count // 2
+        parts.append((torch.tensor(chat.opening).expand(talks, -1), chat.marks))
+        count -= talks
+    shape = count, 1
+    first = ordinary_tokens(subject, shape, generator) if begin is None else torch.full(shape, begin)
+    parts.append((first, frozenset()))
+    most = _texts_at_once(subject)
+    with phase(
+        "writing texts", sum(-(-len(ids) // most) * (subject.length - ids.shape[1]) for ids, _ in parts)
+    ) as advance:
+        texts = [
+            _continued(subject, some, generator, advance, marks)
+            for ids, marks in parts
+            for some in torch.split(ids, most)
+            if len(some)
+        ]
     return torch.cat(texts)
 
 
-def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, advance: Advance) -> Tensor:
+def _texts_at_once(subject: ProbedModel) -> int:
+    """Return how many texts are written in parallel: what the KV cache holds of them stays small beside the
+    weights.
+    """
+    known = subject.settings
+    layers, heads, width = (
+        next((known[name] for name in names if isinstance(known.get(name), int)), None)
+        for names in (
+            ("num_hidden_layers", "n_layer", "num_layers"),
+            ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads"),
+            ("hidden_size", "n_embd", "d_model"),
+        )
+    )
+    if not (layers and heads and width):
+        return AT_ONCE
+    queries = known.get("num_attention_heads") or known.get("n_head") or heads
+    of_head = known.get("head_dim") or -(-width // queries)
+    weights = sum(one.numel() * one.element_size() for one in subject.module.parameters())
+    of_text = 2 * layers * heads * of_head * subject.length * next(subject.module.parameters()).element_size()
+    return max(1, min(AT_ONCE, int((CACHE + CACHE_SHARE * weights) / of_text)))
+
+
+def _continued(
+    subject: ProbedModel,
+    ids: Tensor,
+    generator: torch.Generator,
+    advance: Advance,
+    marks: frozenset[int] = frozenset(),
+) -> Tensor:
+    """Continue texts; those of a chat may have ``marks`` of turns, and go on behind them."""
     ends = torch.tensor([] if subject.window is None else subject.ends, dtype=torch.int64)
-    begin = subject.token("bos")
+    begin = None if marks else subject.token("bos")
     forbidden = torch.tensor(
-        sorted((subject.special - {*ends.tolist()}) | subject.unknown), dtype=torch.int64
+        sorted((subject.special - {*ends.tolist()} - marks) | subject.unknown), dtype=torch.int64
     )
     rows = torch.split(torch.arange(len(ids)), TOGETHER)  # of the texts that go through the model together
     caches: list[Any] = [None] * len(rows)
@@ -178,12 +257,12 @@ def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, ad
         """Read the last token of some texts, or all of them if there is no KV cache."""
         some = ids[rows[part]] if caches[part] is None else ids[rows[part], -1:]
         with torch.no_grad():
-            output = subject.module(
-                input_ids=some, past_key_values=caches[part], use_cache=True, return_dict=True
-            )
+            given = placed(subject.module, {"input_ids": some})
+            output = subject.module(**given, past_key_values=caches[part], use_cache=True, return_dict=True)
         caches[part] = getattr(output, "past_key_values", None)
-        logits[part] = output.logits[:, -1, : subject.vocabulary].float()
+        logits[part] = output.logits[:, -1, : subject.vocabulary].float().cpu()
 
+    pace = Pace()
     with plain_experts(subject.module):
         while ids.shape[1] < subject.length:
             subject.each(read, len(rows))
@@ -193,7 +272,7 @@ def _continued(subject: ProbedModel, ids: Tensor, generator: torch.Generator, ad
             if begin is not None and begin not in ends:
                 following = torch.where(torch.isin(ids[:, -1:], ends), begin, following)
             ids = torch.cat([ids, following], 1)
-            advance("tokens of texts that the model writes")
+            advance(f"tokens of texts that the model writes, {pace.after(len(ids))}")
     return ids
 
 

@@ -22,6 +22,7 @@ from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.lora_keys import LoraKey
 from transfusion.files.references import resolve
+from transfusion.files.sentence_modules import split_name
 from transfusion.files.tensor_files import FLOATS, headers
 from transfusion.model.model import Model
 from transfusion.runtime.untrusted_files import read_json, require_closed
@@ -29,8 +30,8 @@ from transfusion.transport.adapters.classes import class_for
 from transfusion.transport.adapters.conversions import (
     LOKR,
     MOST,
+    ConvertedCheckpoint,
     Kronecker,
-    KroneckerCheckpoint,
     kronecker_sides,
 )
 from transfusion.transport.adapters.kinds import (
@@ -46,6 +47,7 @@ from transfusion.transport.adapters.kinds import (
     movable_kind,
     refuse_odd_settings,
 )
+from transfusion.transport.adapters.multiplied import OFT, VERA, about_products, lora_on_base
 from transfusion.transport.adapters.outputs import AdapterFiles
 from transfusion.transport.adapters.places import Place, Places, joined_layout, prompt_layout
 from transfusion.transport.adapters.settings import (
@@ -108,12 +110,16 @@ class Adapter:
     kind: AdapterKind
     original: Adapter | None = None
     """The adapter as it is stored, if this one is of another kind or in another vocabulary."""
+    base: Model | None = None
+    """The base that it became a LoRA on."""
 
     @classmethod
     def open(cls, reference: str | Path) -> Adapter:
         """Read the headers of an adapter; refuse kinds that cannot be moved. A LoKr becomes a LoRA."""
         root, label = resolve(reference), str(reference)
         config = read_json(require_closed(root) / CONFIG)
+        if str(config.get("peft_type")).upper() == OFT:
+            config.pop("r", None)  # 0 if the size of the blocks is given; the tensors tell both
         require_sensible(label, config)
         kind = movable_kind(label, config)
         refuse_odd_settings(label, kind, config)
@@ -132,8 +138,16 @@ class Adapter:
         return found._as_lora(MOST) if kind.name == LOKR else found
 
     def to_merge(self) -> Adapter:
-        """Return the adapter as it becomes part of a model: a LoKr as a LoRA of full rank."""
+        """Return the adapter as it becomes part of a model: as a LoRA of full rank, if it became a LoRA."""
+        if self.base is not None and self.original is not None:
+            return self.original.on_base(self.base, None)
         return self if self.original is None else self.original._as_lora(None)
+
+    def on_base(self, base: Model, most: int | None = MOST) -> Adapter:
+        """Return the adapter as a LoRA, if it can be moved as such only, and its base tells which."""
+        if self.kind.name not in (VERA, OFT):
+            return self
+        return replace(lora_on_base(self, base, most), base=base)
 
     def _as_lora(self, most: int | None) -> Adapter:
         """Return a LoKr as a LoRA of at most this rank."""
@@ -146,7 +160,7 @@ class Adapter:
         common = set(COMMON.split()) - {"init_weights"}
         kept = {key: value for key, value in self.config.items() if key in common}
         config = kept | rank_settings({unwrapped(owner): one.rank for owner, one in modules.items()})
-        checkpoint = KroneckerCheckpoint.over(self.checkpoint, modules)
+        checkpoint = ConvertedCheckpoint.over(self.checkpoint, modules)
         return replace(self, checkpoint=checkpoint, config=config, kind=LORA, original=self)
 
     @property
@@ -165,7 +179,12 @@ class Adapter:
     @property
     def about(self) -> dict[str, Any]:
         """What the metadata says about it: the format of a LoRA file, and what a LoKr became."""
-        return self.checkpoint.about if isinstance(self.checkpoint, KroneckerCheckpoint) else {}
+        return self.checkpoint.about if isinstance(self.checkpoint, ConvertedCheckpoint) else {}
+
+    @property
+    def drops_absent(self) -> bool:
+        """Whether modules that a B of another family lacks are left out, and not refused."""
+        return False
 
     def settings(self, module: str) -> ModuleSettings:
         """Return the settings for one module."""
@@ -184,11 +203,9 @@ class Adapter:
         same = self.config.get("base_model_name_or_path") == name
         found = []
         if kept := self.about.get("kept"):
-            share = "all" if kept == 1 else f"at least {kept:.1%}"
-            found.append(
-                f"{self.label} is a LoKr, and becomes a LoRA of rank {self.about['rank']}, which holds"
-                f" {share} of the change of every module; `full=True` merges all of it into the model"
-            )
+            about = about_products(self.about["converted_from"], self.about)
+            rest = "; `full=True` merges all of it into the model" if kept < 1 else ""
+            found.append(f"{self.label} {about}{rest}")
         if same and revision and trained and trained != revision:
             found.append(
                 f"{self.label} was trained on revision {trained} of {name}, and the base is {revision}"
@@ -245,7 +262,7 @@ class Adapter:
         self._require_complete(found, base)
         for factor in found:
             self._require_fit(factor, places.architecture)
-            if isinstance(self.checkpoint, KroneckerCheckpoint) and factor.places:
+            if isinstance(self.checkpoint, ConvertedCheckpoint) and factor.places:
                 self.checkpoint.require_kernel(factor.key, len(base.info(factor.places[0].tensor).shape))
         return found
 
@@ -324,7 +341,7 @@ class Adapter:
         naming, stored = Naming(base.family, live=True), self.checkpoint.tensors
         whole = {key: naming.canonical(one.module) for key, one in self.keys.items() if not one.part}
         own = {name: stored[key].shape for key, name in whole.items()}
-        shapes = {name: base.info(name).shape for name in base.names}
+        shapes = {name: base.info(name).shape for name in base.names if not split_name(name)[0]}
         config, known = base.config, base.architecture
         if any(shapes.get(name) != shape for name, shape in own.items()):
             labelled = {name for name in known.task_heads if LABEL in known.tensors[name].names()}

@@ -26,7 +26,10 @@ TASKS = {
 """PEFT's task types, with the usual ending of the class name, and transformers' tables of their classes."""
 _SAME_CLASSES = {"RefinedWeb": "falcon", "RefinedWebModel": "falcon", "new": "gte"}
 """Model types of remote code whose classes transformers has under another type."""
-PREFIXES = {f"{kind}ForQuestionAnswering": "transformer." for kind in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe")}
+PREFIXES = {
+    f"{kind}ForQuestionAnswering": "transformer."
+    for kind in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen3Next")
+}
 """Classes with another prefix before the base model's names than the other classes of their type."""
 ENCODERS = (
     "WhisperForAudioClassification",

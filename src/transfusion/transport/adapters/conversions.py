@@ -8,6 +8,7 @@ w1 ⊗ w2 are the Kronecker products of those of w1 and w2, so that no large mat
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,6 +39,40 @@ Sides: TypeAlias = tuple[tuple[TensorInfo, ...], ...]
 
 
 @dataclass(frozen=True)
+class Product(ABC):
+    """The change of one module as a product of two factors, for a scale of 1."""
+
+    like: TensorInfo
+    """A stored tensor, in whose type the factors are."""
+    inputs: int
+    outputs: int
+    most: int | None  # the largest rank; None for all of it
+
+    @property
+    @abstractmethod
+    def full_rank(self) -> int:
+        """The rank that holds all of the change."""
+
+    @property
+    def rank(self) -> int:
+        return self.full_rank if self.most is None else min(self.full_rank, self.most)
+
+    @property
+    def endings(self) -> tuple[str, str]:
+        """The ends of the keys of its LoRA."""
+        return ".lora_A.weight", ".lora_B.weight"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of lora_A and lora_B."""
+        return (self.rank, self.inputs), (self.outputs, self.rank)
+
+    @abstractmethod
+    def factors(self, checkpoint: Checkpoint) -> tuple[tuple[Tensor, Tensor], float]:
+        """Return lora_A and lora_B for a scale of 1, and the share of the squared norm that they hold."""
+
+
+@dataclass(frozen=True)
 class Kronecker:
     """The product w1 ⊗ w2 that one module adds."""
 
@@ -45,6 +80,10 @@ class Kronecker:
     scale: float
     most: int | None  # the largest rank; None for all of it
     endings: tuple[str, str] = (".lora_A.weight", ".lora_B.weight")  # the ends of the keys of its LoRA
+
+    @property
+    def like(self) -> TensorInfo:
+        return self.sides[0][0]
 
     @property
     def full_rank(self) -> int:
@@ -87,28 +126,35 @@ class Kronecker:
 
 
 @dataclass
-class KroneckerCheckpoint(Checkpoint):
-    """An adapter's file in which the factors of LoRAs stand for Kronecker products."""
+class ConvertedCheckpoint(Checkpoint):
+    """An adapter's file in which the factors of LoRAs stand for other products."""
 
     stored: Checkpoint | None = None
-    products: Mapping[str, tuple[Kronecker, int]] = field(default_factory=dict)
+    products: Mapping[str, tuple[Kronecker | Product, int]] = field(default_factory=dict)
     """By the key of a factor: its module, and 0 for lora_A or 1 for lora_B."""
-    _last: tuple[Kronecker, tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
+    kind: str = LOKR
+    _last: tuple[Kronecker | Product, tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
 
     @classmethod
     def over(
-        cls, stored: Checkpoint, modules: Mapping[str, Kronecker], unused: Collection[str] = ()
-    ) -> KroneckerCheckpoint:
-        """Return the file of a LoKr adapter with the keys and values of a LoRA."""
+        cls,
+        stored: Checkpoint,
+        modules: Mapping[str, Kronecker] | Mapping[str, Product],
+        unused: Collection[str] = (),
+        *,
+        kind: str = LOKR,
+    ) -> ConvertedCheckpoint:
+        """Return the file of an adapter with the keys and values of a LoRA."""
         tensors = {
             key: info for key, info in stored.tensors.items() if not _KEY.fullmatch(key) and key not in unused
         }
-        products: dict[str, tuple[Kronecker, int]] = {}
+        products: dict[str, tuple[Kronecker | Product, int]] = {}
         for owner, module in modules.items():
             for side, (ending, shape) in enumerate(zip(module.endings, module.shapes, strict=True)):
-                tensors[owner + ending] = replace(module.sides[0][0], name=owner + ending, shape=shape)
+                tensors[owner + ending] = replace(module.like, name=owner + ending, shape=shape)
                 products[owner + ending] = module, side
-        return cls(stored.label, stored.root, tensors, stored.files, stored=stored, products=products)
+        where = stored.label, stored.root, tensors, stored.files
+        return cls(*where, stored=stored, products=products, kind=kind)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
         assert self.stored is not None
@@ -137,7 +183,7 @@ class KroneckerCheckpoint(Checkpoint):
         modules = [module for module, side in self.products.values() if not side]
         cut = [module for module in modules if module.rank < module.full_rank]
         kept = min((module.factors(self.stored)[1] for module in cut), default=1.0)
-        return {"converted_from": LOKR, "rank": max(module.rank for module in modules), "kept": kept}
+        return {"converted_from": self.kind, "rank": max(module.rank for module in modules), "kept": kept}
 
 
 def kronecker_sides(stored: Checkpoint) -> dict[str, Sides]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transfusion.architecture.naming import Naming
 from transfusion.errors import AdapterError
 from transfusion.runtime.optional_libraries import require_library
+from transfusion.transport.adapters.in_place import adapter_in, at_rest, with_adapter_in_place
 from transfusion.transport.adapters.outputs import lora_output
 from transfusion.transport.output import Output
 
@@ -26,7 +28,7 @@ OF_MODELS = ("unchanged", "dropped", "left_out", "changed_settings", "new_tokens
 def lora_between_shapes(
     dense: Output,
     unmoved: Output,
-    lora: tuple[int, Collection[str], Collection[str]],
+    lora: tuple[int, Collection[str] | None, Collection[str]],
     dtype: torch.dtype | None,
     *,
     planned: bool,
@@ -34,13 +36,14 @@ def lora_between_shapes(
     """Return an adapter for B whose products are the nearest of their rank to the moved changes.
 
     ``dense`` is B with all of the moved change, ``unmoved`` the same with α = 0. ``lora`` is the rank, and
-    the tensors of B that the adapter changes and replaces. If it is ``planned``, it has shapes alone.
+    the tensors of B that the adapter changes (None for all linear layers) and replaces. If it is
+    ``planned``, it has shapes alone.
     """
     onto, (rank, targets, wholes) = dense.onto, lora
     made, settings, share = dict[str, Tensor](), dict[str, Any](), 1.0
     if planned:
         shapes = {name: dense.tensors[name].shape for name in wholes}
-        for name, shape in ((name, onto.info(name).shape) for name in targets):
+        for name, shape in ((name, onto.info(name).shape) for name in targets or ()):
             if len(shape) == 2:
                 shapes |= {f"{name}.lora_A": (rank, shape[1]), f"{name}.lora_B": (shape[0], rank)}
         made = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -63,19 +66,34 @@ def lora_between_shapes(
 
 
 def with_adapter(module: nn.Module, moved: Output) -> nn.Module:
-    """Return B's module with a moved adapter in it, whose tensors alone are trainable."""
+    """Return B's module with a moved adapter in it, whose tensors alone are trainable, in float32.
+
+    That of a LoRA file is put in its place without PEFT.
+    """
+    if moved.moved_adapter is not None and moved.adapter_files is not None and moved.adapter_files.lora:
+        return with_adapter_in_place(module, moved.moved_adapter)
     peft: Any = require_library("peft")
     with tempfile.TemporaryDirectory() as folder:
         place = moved.save(Path(folder) / "adapter")
         student: nn.Module = peft.PeftModel.from_pretrained(module, str(place), is_trainable=True).eval()
-    return student.float()
+    for one in student.parameters():
+        one.data = one.data.float() if one.requires_grad else one.data
+    return student
 
 
 def adapter_tensors(student: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a student's adapter, by the keys of its file."""
+    if (own := adapter_in(student)) is not None:
+        return own.tensors
     peft: Any = require_library("peft")
     found = peft.get_peft_model_state_dict(student, save_embedding_layers=False)
     return {key: tensor.detach().cpu() for key, tensor in found.items()}
+
+
+def without_adapter(student: nn.Module) -> AbstractContextManager[Any]:
+    """Within the block, a student computes what B does without the adapter."""
+    own = adapter_in(student)
+    return student.disable_adapter() if own is None else at_rest(own)  # type: ignore[operator]
 
 
 def with_lora(

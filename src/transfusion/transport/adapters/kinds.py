@@ -106,6 +106,9 @@ PARTS = {
         AdapterPart("hada_w2_a", "O rank", rigid=True),
         AdapterPart("hada_w2_b", "rank I", rigid=True),
         AdapterPart("ia3_l", "O 1 | 1 I", _ONE, rigid=True),
+        AdapterPart("vera_lambda_b", "O"),
+        AdapterPart("vera_lambda_d", "rank"),
+        AdapterPart("oft_R", "_ _"),
         AdapterPart("diff", "weight", _ZERO),
         AdapterPart("diff_b", "bias", _ZERO, of="bias"),
         AdapterPart("alpha", ""),
@@ -252,6 +255,16 @@ _KINDS = (
         settings="alpha alpha_pattern decompose_both decompose_factor module_dropout rank_dropout"
         " rank_dropout_scale",
     ),
+    AdapterKind(  # these two are read as LoRAs once their base is known: see `multiplied`
+        "VERA",
+        "vera_lambda_b vera_lambda_d",
+        settings="d_initial projection_prng_key save_projection vera_dropout",
+    ),
+    AdapterKind(
+        "OFT",
+        "oft_R",
+        settings="block_share eps module_dropout num_cayley_neumann_terms oft_block_size use_cayley_neumann",
+    ),
     AdapterKind("IA3", "ia3_l", settings="feedforward_modules init_ia3_weights"),
     AdapterKind("LN_TUNING"),
     AdapterKind("TRAINABLE_TOKENS", TOKENS.name, settings="token_indices"),
@@ -274,9 +287,9 @@ def kind_in_file(parts: Set[str]) -> AdapterKind:
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────
 
 _REASONS = {
-    "it acts on blocks of neighbouring units, and π separates neighbours": "BOFT BONE GRALORA MISS OFT ROAD",
+    "it acts on blocks of neighbouring units, and π separates neighbours": "BOFT BONE GRALORA MISS ROAD",
     "it scales random projections that all modules share, and π moves each module differently": "PVERA"
-    " RANDLORA UNILORA VERA",
+    " RANDLORA UNILORA",
     "it stores coefficients of a transform over the order of the units, which π changes": "C3A FOURIERFT"
     " WAVEFT",
     "it is built from singular vectors of A's weights, and B has other ones": "ADAMSS FROD OSF PSOFT"
@@ -307,6 +320,15 @@ def movable_kind(label: str, config: Mapping[str, Any]) -> AdapterKind:
     name = str(config.get("peft_type", "unknown")).upper()
     if (kind := KINDS.get(name)) is not None:
         return DORA if kind is LORA and config.get("use_dora") else kind
+    if isinstance(config.get("config"), Mapping) and "peft_type" not in config:
+        of_kind = str(config["config"].get("architecture") or "bottleneck")
+        lora = of_kind == "lora"
+        raise AdapterError(
+            f"{label}: an adapter of the library `adapters` ({of_kind!r:.40}), whose layout is not known",
+            hint="load it there, call merge_adapter and save the model: that moves as a fine-tune"
+            if lora
+            else "it is no change of the base's weights: train it again on B",
+        )
     if name in REFUSED:
         raise AdapterError(f"{label}: adapters of kind {name} cannot be moved: {REFUSED[name]}", hint=MERGE)
     raise AdapterError(

@@ -12,14 +12,14 @@ from typing import Any
 
 from transfusion.errors import AdapterError, CheckpointError, listing
 from transfusion.files.checkpoint import CONFIGS, Checkpoint
-from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, is_lora, read_keys
+from transfusion.files.lora_keys import DENOISER, LoraKey, format_of, is_lora, read_key, read_keys
 from transfusion.files.references import resolve
-from transfusion.files.tensor_files import FLOATS, PICKLES, header_metadata, headers
+from transfusion.files.tensor_files import FLOATS, PICKLES, TensorInfo, header_metadata, headers
 from transfusion.model.model import Model
 from transfusion.model.recognition import contradiction, fitting_models
 from transfusion.runtime.untrusted_files import parse_json, require_closed
 from transfusion.transport.adapters.adapter import Adapter, AdapterTensor
-from transfusion.transport.adapters.conversions import MOST, Kronecker, KroneckerCheckpoint, kronecker_sides
+from transfusion.transport.adapters.conversions import MOST, ConvertedCheckpoint, Kronecker, kronecker_sides
 from transfusion.transport.adapters.kinds import LORA, MAGNITUDE, MERGE, kind_in_file, refuse_odd_settings
 from transfusion.transport.adapters.outputs import SINGLE, AdapterFiles
 from transfusion.transport.adapters.places import Places
@@ -81,7 +81,7 @@ class LoraFile(Adapter):
         rank = str(max(one.rank for one in modules.values()))
         now = {"ss_network_dim": rank, "ss_network_alpha": rank, "ss_network_module": "networks.lora"}
         header = {key: now.get(key, text) for key, text in self.header.items() if key != "ss_network_args"}
-        checkpoint = KroneckerCheckpoint.over(self.checkpoint, modules, alphas)
+        checkpoint = ConvertedCheckpoint.over(self.checkpoint, modules, alphas)
         found = replace(self, checkpoint=checkpoint, header=header, original=self)
         found._require_once()
         return found
@@ -109,6 +109,10 @@ class LoraFile(Adapter):
     @property
     def files(self) -> AdapterFiles:
         return AdapterFiles(self.checkpoint.files[0].with_suffix(SINGLE).name, self.header)
+
+    @property
+    def drops_absent(self) -> bool:
+        return self.others is OtherParts.DROP
 
     @property
     def components(self) -> set[str]:
@@ -296,7 +300,17 @@ def lora_file_in(root: Path) -> Path | None:
         names = headers(file)
     except CheckpointError:
         return None  # opened as a model, it is refused with the reason
-    return file if is_lora(names) and not any(name.startswith(_PEFT) for name in names) else None
+    if not is_lora(names):
+        return None
+    of_peft = any(name.startswith(_PEFT) for name in names)
+    return None if of_peft and not _is_for_images(file, names) else file
+
+
+def _is_for_images(file: Path, names: Mapping[str, TensorInfo]) -> bool:
+    """Whether a file with PEFT's names, as ai-toolkit writes some, is whole without a configuration."""
+    keys = [one for one in map(read_key, names) if one is not None]
+    alone = not (file.parent / CONFIG).exists()
+    return alone and bool(fitting_models(keys, {name: info.shape for name, info in names.items()}))
 
 
 def _only_file(folder: Path) -> Path | None:

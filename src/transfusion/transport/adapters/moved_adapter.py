@@ -18,6 +18,7 @@ from transfusion.files.checkpoint import Checkpoint
 from transfusion.files.publishing import TensorShape
 from transfusion.files.tensor_files import TensorInfo
 from transfusion.model.model import Model
+from transfusion.model.pair import are_kin, common_parts
 from transfusion.model.tensor_pieces import TensorPieces
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.transport.adapters.adapter import LABEL, Adapter, AdapterTensor, by_module
@@ -61,7 +62,6 @@ class MovedAdapter:
     """The latest change of a weight: it is computed as a whole, and read in blocks of rows."""
     buffers: ClassVar[frozenset[str]] = frozenset()
     module: ClassVar[None] = None
-    left_out: ClassVar[tuple[str, ...]] = ()
     dropped_tokens: ClassVar[int] = 0
     token_counts: ClassVar[frozenset[tuple[int, int]]] = frozenset()
     auxiliary_files: ClassVar[tuple[Path, ...]] = ()
@@ -69,12 +69,39 @@ class MovedAdapter:
     @cached_property
     def factors(self) -> list[AdapterTensor]:
         """Every stored tensor, checked against the bases, π and α."""
-        found = self.adapter.factors(self.base)
+        left_out = set(self.left_out)
+        found = [one for one in self.adapter.factors(self.base) if _name(one) not in left_out]
+        if left_out and not found:
+            raise self.adapter.error(
+                f"{self.onto.label}, a {self.onto.family.name}, has none of the modules that it changes",
+                "give a B with some of the same modules",
+            )
         self.alpha.require_used([*self.base.architecture.tensors, *(factor.tensor for factor in found)])
         rigid = {factor.module for factor in found if factor.part.rigid}
         for factor in found:
             self._require_movable(factor, rigid=factor.module in rigid)
         return found
+
+    @cached_property
+    def left_out(self) -> list[str]:
+        """The modules that a B of another family lacks, and that may be left out; refused if they may not."""
+        if not are_kin(self.base, self.onto):
+            return []
+        theirs, found = set(common_parts(self.base, self.onto)), self.adapter.factors(self.base)
+        absent = {_name(one) for one in found if not _tensors(one) <= theirs}
+        torn = [_name(one) for one in found if _name(one) in absent and _tensors(one) & theirs]
+        if absent and (torn or not self.adapter.drops_absent):
+            why = f", and of {listing(sorted(set(torn)))} a part" if torn else ""
+            dropping = (
+                '`other_parts="drop"` leaves them out' if isinstance(self.adapter.files.lora, str) else ""
+            )
+            raise self.adapter.error(
+                f"{len(absent)} of {len({_name(one) for one in found})} modules change parts of"
+                f" {self.base.label} that {self.onto.label}, a {self.onto.family.name}, does not have"
+                f" in that shape{why}: {listing(sorted(absent))}",
+                "save it without them" if torn or not dropping else dropping,
+            )
+        return sorted(absent)
 
     @cached_property
     def modules(self) -> dict[str, dict[str, AdapterTensor]]:
@@ -306,6 +333,11 @@ class MovedAdapter:
     def has_heads(self) -> bool:
         return bool(self.carried)
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """The base's tensors that the library leaves unread."""
+        return self.base.architecture.unread
+
     @cached_property
     def _class_name(self) -> str:
         """The class of B with the adapter's own heads; refused if B's type has no such class."""
@@ -444,6 +476,16 @@ class MovedAdapter:
             f"{self.label} changes {tensor}, which {self.onto.label} does not have: {consequence}",
             hint="give a B with the same head as A's",
         )
+
+
+def _name(factor: AdapterTensor) -> str:
+    """Return the module that a stored tensor belongs to, or the tensor that it replaces."""
+    return factor.module or factor.tensor
+
+
+def _tensors(factor: AdapterTensor) -> set[str]:
+    """Return the tensors of the base that a stored tensor is about."""
+    return {place.tensor for place in factor.places} or {factor.tensor}
 
 
 def _norms(model: Model, place: Place) -> Tensor:

@@ -16,9 +16,12 @@ from transfusion.errors import OutputError, listing
 from transfusion.files.publishing import StagingFolder, write_json, write_text
 from transfusion.files.writing import LazyTensor, write_shard
 from transfusion.model.model import Model
-from transfusion.runtime.run_record import shareable_path, shareable_text
+from transfusion.model.pair import are_kin
+from transfusion.model.recognition import claims
+from transfusion.runtime.run_record import shareable
 from transfusion.transport.adapters.settings import CONFIG, WEIGHTS
 from transfusion.transport.merge_rules import MergeRule
+from transfusion.transport.model_card import pipeline_tag
 from transfusion.transport.output import Action, Output, OutputTensor, recipe_of
 from transfusion.transport.record import HEADER, OutputRecord
 
@@ -50,6 +53,7 @@ def adapter_output(
             **adapter.about,
             "moved": len(moved.factors) - len(carried),
             "carried": carried,
+            **({"left_out": left_out} if (left_out := moved.left_out) else {}),
             "fits_as_it_is": moved.fits_as_it_is(dtype),
         }
 
@@ -67,12 +71,22 @@ def output_for_b(
     merging: MergeRule | None = None,
 ) -> Output:
     """Return tensors that were made of moved adapters as an adapter for B, stored like the first of them."""
-    first = moved[0]
+    first, files = moved[0], moved[0].adapter.files
+    if are_kin(first.base, first.onto):  # what the header says about the base is false for B
+        false = claims(files.header)
+        files = replace(files, header={key: one for key, one in files.header.items() if key not in false})
     inputs = moved, first.base, first.onto, first.alignment, merging
 
     def metadata() -> dict[str, Any]:
         stored = dtype and str(dtype).removeprefix("torch.")
-        return {**record.of(*inputs), "kind": "adapter", "dtype": stored, **about()}
+        purpose = pipeline_tag("peft", settings)
+        return {
+            **record.of(*inputs),
+            "kind": "adapter",
+            "dtype": stored,
+            "pipeline_tag": purpose,
+            **about(),
+        }
 
     return Output(
         f"{listing(one.label for one in moved)}, moved onto {first.onto.label}",
@@ -83,7 +97,7 @@ def output_for_b(
         record.texts,
         recipe=partial(recipe_of, *inputs),
         inputs=[*(one.checkpoint for one in moved), first.base.checkpoint, first.onto.checkpoint],
-        adapter_files=first.adapter.files,
+        adapter_files=files,
         pi=first.alignment if record.keeps_pi else None,
     )
 
@@ -159,18 +173,9 @@ class AdapterFiles:
             write_json(staging.output / CONFIG, output.config or {})
         else:
             header = {key: text for key, text in self.header.items() if key not in _STALE} or {"format": "pt"}
-            header[HEADER] = json.dumps(_shareable(metadata), ensure_ascii=False)
+            header[HEADER] = json.dumps(shareable(metadata), ensure_ascii=False)
             name = staging.path.name if single else self.lora
             write_shard(staging.output / name, dict(sorted(lazy.items())), metadata=header)
         if not single:
             for name, text in output.texts(metadata).items():
                 write_text(staging.output / name, text)
-
-
-def _shareable(value: Any) -> Any:
-    """Return metadata without absolute paths: LoRA files are passed on."""
-    if isinstance(value, Mapping):
-        return {key: _shareable(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shareable(one) for one in value]
-    return shareable_text(shareable_path(value)) if isinstance(value, str) else value

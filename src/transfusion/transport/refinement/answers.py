@@ -62,6 +62,7 @@ class OutputTargets:
             each = functional.kl_div(found, expected, log_target=True, reduction="none").sum(-1)
             if mask is None or mask.shape != each.shape:
                 return each.mean()
+            mask = mask.to(each.device)
             return (each * mask).sum() / mask.sum().clamp(min=1)
         if self.kind == LABELS:
             likely, binary = teacher.float().sigmoid(), functional.binary_cross_entropy_with_logits

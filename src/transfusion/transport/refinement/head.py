@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transfusion.architecture.naming import Naming
 from transfusion.running.activations import on_module_calls
+from transfusion.runtime.engines import widest
 
 RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)
 """The weights of staying at the head as it was, in units of its features' mean square."""
@@ -66,15 +67,16 @@ def fitted(
     their mean, which no distribution depends on. ``distance(found, wanted)`` chooses among ridges.
     """
     held = torch.arange(len(features)) % HELD_OUT == 0
-    x, target = features[~held].double(), _centred(wanted[~held].double())  # (inputs, features), (…, classes)
+    wide = widest(features.device)
+    x, target = features[~held].to(wide), _centred(wanted[~held].to(wide))  # (inputs, features), (…, classes)
     mean, middle = x.mean(0), target.mean(0)
     x, target = x - mean, target - middle
-    own = _centred(head.weight.detach().double().T)  # (features, classes)
+    own = _centred(head.weight.detach().to(wide).T)  # (features, classes)
     found = x @ own
     scale = ((found * target).sum() / found.square().sum().clamp(min=1e-30)).clamp(min=0)
     products, unit = x.T @ x, x.square().sum() / x.shape[1]
     rest = x.T @ (target - scale * found)
-    identity = torch.eye(len(products), dtype=products.dtype)
+    identity = torch.eye(len(products)).to(products)
 
     def as_head(weight: Tensor) -> tuple[Tensor, Tensor]:
         return weight.T.to(head.weight.dtype), (middle - mean @ weight).to(head.weight.dtype)

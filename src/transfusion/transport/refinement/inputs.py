@@ -128,7 +128,7 @@ class RefinementInputs:
         """Draw synthetic inputs, half of them inverted if there are such."""
         inverted = count // 2 if self.inverted is not None else 0
         if self.continuous is None:
-            made = _some(self._pool, count - inverted, generator)
+            made = _some(self.pool, count - inverted, generator)
         else:
             made = self._synthetic(count - inverted, FRESH * (self.seed + 1) + step)
             if made[self.continuous].ndim == 4:
@@ -141,10 +141,8 @@ class RefinementInputs:
         return joined(make_probes(self.subject, count, seed).batches)
 
     @cached_property
-    def _pool(self) -> Inputs:
-        count = POOL
-        if self.subject.writes:
-            count = min(POOL, WRITTEN, max(LEAST_WRITTEN, TOKENS_WRITTEN // self.subject.length))
+    def pool(self) -> Inputs:
+        count = texts_to_learn(self.subject.length) if self.subject.writes else POOL
         return self._prepared("pool", lambda: self._synthetic(count, POOLED + self.seed))
 
     def _mixed(self, own: Inputs, count: int, generator: torch.Generator) -> Inputs:
@@ -181,11 +179,7 @@ class RefinementInputs:
         Inputs of names that only a table knows are neither corrupted nor blended, and are there once.
         """
         seed = FRESH * (self.seed + 1) + TESTS
-        count = (
-            min(HELD_OUT, max(LEAST_HELD_OUT, TOKENS_HELD_OUT // self.subject.length))
-            if self.subject.writes
-            else HELD_OUT
-        )
+        count = texts_held_out(self.subject.length) if self.subject.writes else HELD_OUT
         synthetic = self._prepared("held-out", lambda: self._synthetic(count, seed))
         kinds = {SYNTHETIC: synthetic}
         if self.continuous is not None or any(name.endswith(TOKENS) for name in synthetic):
@@ -240,6 +234,16 @@ class RefinementInputs:
             write_tensors(staged, {name: one.contiguous() for name, one in found.items()}, {})
             os.replace(staged, file)
         return found
+
+
+def texts_to_learn(length: int) -> int:
+    """Return the number of texts of so many tokens, of a model that writes half of them."""
+    return min(POOL, WRITTEN, max(LEAST_WRITTEN, TOKENS_WRITTEN // length))
+
+
+def texts_held_out(length: int) -> int:
+    """Return the number of such texts that are held out."""
+    return min(HELD_OUT, max(LEAST_HELD_OUT, TOKENS_HELD_OUT // length))
 
 
 def _some(inputs: Inputs, count: int, generator: torch.Generator) -> Inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,8 @@ from transfusion.running.building import build
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.runtime.engines import fitting_threads
 from transfusion.runtime.progress import SILENT, Progress, phase
+from transfusion.runtime.resources import LOCAL, Resources
+from transfusion.runtime.sharding import joined
 from transfusion.transport.adapters.factoring import (
     OF_MODELS,
     adapter_tensors,
@@ -32,6 +34,10 @@ from transfusion.transport.adapters.factoring import (
 )
 from transfusion.transport.adapters.outputs import lora_output
 from transfusion.transport.output import Action, Output
+from transfusion.transport.refinement.asked import Asked
+from transfusion.transport.refinement.denoised import AskedDenoiser
+from transfusion.transport.refinement.denoising import learned_denoiser
+from transfusion.transport.refinement.language import learned_student
 from transfusion.transport.refinement.settings import (
     BASE,
     MOVED,
@@ -39,6 +45,7 @@ from transfusion.transport.refinement.settings import (
     RefinementRecord,
     RefinementSettings,
 )
+from transfusion.transport.refinement.starts import choose_start, fit_head
 from transfusion.transport.refinement.teaching import TEXTS, Teacher, Teaching
 from transfusion.transport.refinement.training import ADAPTER_RATE, Training
 
@@ -54,7 +61,7 @@ def refine(
     targets: Collection[str] | None = None,
     checkpoint: Path | None = None,
     insists: bool = False,
-    jobs: int | None = None,
+    resources: Resources = LOCAL,
     progress: Progress = SILENT,
 ) -> Output:
     """Train an output to answer like the fine-tune of A, and return it with the trained tensors.
@@ -69,52 +76,104 @@ def refine(
     ``checkpoint`` is a file name for what an interrupted run keeps, to go on from it.
     """
     is_adapter = output.moved_adapter is not None
-    if is_adapter and settings.rank is not None:
-        raise SettingError(
-            "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
-        )
-    if settings.rank is not None and output.decisive:
-        raise MismatchError(
-            f"{output.label}: the fine-tune has other settings or ties than its base, which an adapter cannot"
-            f" have: {listing(output.decisive)}",
-            hint="leave out `refine_rank`, and write a model",
-        )
+    if settings.rank is not None:
+        require_no_rank(output)
     began = time.monotonic()
     kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings)}")
-    threads = settings.threads or jobs or _fitting_threads(teacher, kept)
+    device = resources.device
+    threads = settings.threads or resources.jobs
+    if threads is None:
+        threads = _fitting_threads(teacher, kept) if device == "cpu" else torch.get_num_threads()
     torch.set_num_threads(threads)
     settings = replace(settings, threads=threads)
     outputs = {MOVED: output, **({} if unmoved is None else {BASE: unmoved})}
     with phase("building the models"):
-        of_b = build(b, torch.float32)
+        of_b = build(b, torch.float32).to(device)
         if is_adapter:
             base = b if whole is None else whole.model()
             starts = {name: with_adapter(build(base, torch.float32), one) for name, one in outputs.items()}
         else:
             wide = {name: one.in_dtype(torch.float32) for name, one in outputs.items()}
             starts = {name: build(one.model(), torch.float32) for name, one in wide.items()}
+        starts = {name: one.to(device) for name, one in starts.items()}
     carried = output.names(Action.CARRIED)
     teaching = Teaching(
         teacher, b, of_b, starts[MOVED], settings, same_class=not [*output.dropped, *carried], kept=kept
     )
-    training = Training(teaching, progress, began)
-    start = training.choose(starts)
+    start, near = choose_start(teaching, starts)
+    training = Training(teaching, near.get(BASE), progress, began)
     if start == BASE:
         progress.warn("π takes B's answers away from the fine-tune's, so the refinement starts from B")
     student = starts[start]
-    training.fit_head(student, carried)
+    fit_head(teaching, student, carried)
     if is_adapter:
         record = training.train(student, start, ADAPTER_RATE, insists=insists)
-        return _with_trained(output, adapter_tensors(student), record, fits_as_it_is=False)
+        return _with_trained(output, adapter_tensors(student.cpu()), record, fits_as_it_is=False)
     if settings.rank is not None:
         naming = Naming(b.family, live=True)
         student, _ = with_lora(student, settings.rank, starts[BASE], carried, naming=naming, targets=targets)
         record = training.train(student, start, ADAPTER_RATE, insists=insists)
-        return _as_lora(output, adapter_tensors(student), lora_config(student), record)
+        return _as_lora(output, adapter_tensors(student.cpu()), lora_config(student), record)
     starts.clear()
     record = training.train(student.requires_grad_(True), start, teacher.rate, insists=insists)
     config = None if hasattr(student, "config") else output.config
+    return _with_weights(output, Model.open(student.cpu(), config=config), record)
+
+
+def require_no_rank(output: Output) -> None:
+    """Refuse a rank beside an adapter, which has its own, and beside a model that no adapter can be."""
+    if output.adapter_files is not None:
+        raise SettingError(
+            "`refine_rank`: the fine-tune is an adapter, and keeps its own rank", hint="leave it out"
+        )
+    if output.decisive:
+        raise MismatchError(
+            f"{output.label}: the fine-tune has other settings or ties than its base, which an adapter cannot"
+            f" have: {listing(output.decisive)}",
+            hint="leave out `refine_rank`, and write a model",
+        )
+
+
+def refine_by_answers(
+    output: Output,
+    b: Model,
+    of_a: Callable[[], Asked],
+    settings: RefinementSettings,
+    *,
+    checkpoint: Path | None = None,
+    **how: Any,
+) -> Output:
+    """Train an output to answer like a language model that was asked; return it with the trained tensors.
+
+    ``of_a`` asks it, unless an interrupted run has.
+    """
+    kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings)}")
+    student, record = learned_student(output, b, of_a, settings, kept=kept, **how)
+    student = joined(student)
+    if output.adapter_files is not None:
+        return _with_trained(output, adapter_tensors(student), record, fits_as_it_is=False)
+    config = None if hasattr(student, "config") else output.config
     return _with_weights(output, Model.open(student, config=config), record)
+
+
+def refine_denoiser(
+    output: Output,
+    b: Model,
+    of_a: Callable[[], AskedDenoiser],
+    settings: RefinementSettings,
+    *,
+    checkpoint: Path | None = None,
+    **how: Any,
+) -> Output:
+    """Train a moved adapter to denoise like the fine-tune; return it with the trained tensors.
+
+    ``of_a`` asks the fine-tune, unless an interrupted run has.
+    """
+    if settings.rank is not None:
+        require_no_rank(output)
+    kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings)}")
+    tensors, record = learned_denoiser(output, b, of_a, settings, kept=kept, **how)
+    return _with_trained(output, tensors, record, fits_as_it_is=False)
 
 
 def _key(output: Output, settings: RefinementSettings) -> str:

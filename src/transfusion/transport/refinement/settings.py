@@ -13,6 +13,9 @@ from transfusion.transport.settings import TransportSettings, seconds
 MOVED, BASE = "moved", "base"
 """The starts of a refinement: B + α·π(τ), or B."""
 
+CHANGE = "change"
+"""What agreement means where an adapter learns how far the fine-tune has changed answers: their cosine."""
+
 MANY = 20_000
 """The most steps where the time decides."""
 
@@ -34,6 +37,10 @@ class RefinementSettings:
     time: float | None = None
     """The seconds that it may take, about, from which the number of steps follows."""
     seed: int = 0
+    batch: int | None = None
+    """The texts of a step and process, of a language model; None for as many as have 2,048 tokens. The
+    latents of an adapter of a denoiser; None for 8.
+    """
     threads: int | None = None
     """How many threads train, which may change the last digits; None to try how many are fastest."""
 
@@ -47,6 +54,10 @@ class RefinementSettings:
         if self.time is not None and not 0 < self.time < float("inf"):
             raise SettingError(
                 f"`refine_time` = {self.time}: the time must be above 0", hint="give 10m for example"
+            )
+        if self.batch is not None and self.batch < 1:
+            raise SettingError(
+                f"`refine_batch` = {self.batch}: a step has a text at least", hint="leave it out"
             )
         if self.rank is not None and self.rank < 1:
             raise SettingError(
@@ -69,7 +80,7 @@ class RefinementRecord:
     inputs: Sequence[str]
     """Descriptions of the inputs."""
     measure: str
-    """What agreement means: ``"answers"``, the share of equal answers, or ``"cosine"``."""
+    """What agreement means: ``"answers"``, the share of equal answers, ``"cosine"``, or `CHANGE`."""
     before: Mapping[str, float]
     """The agreement with the fine-tune before the first step, by kind of held-out inputs."""
     after: Mapping[str, float]
@@ -91,7 +102,7 @@ class RefinementRecord:
 
 def refinement_settings(asked: TransportSettings) -> RefinementSettings | None:
     """Return the settings as users give them; None without ``refine``, where no setting of it is taken."""
-    given = {name: getattr(asked, f"refine_{name}") for name in ("steps", "time", "rank", "keep")}
+    given = {name: getattr(asked, f"refine_{name}") for name in ("steps", "time", "rank", "keep", "batch")}
     given = {name: value for name, value in given.items() if value is not None}
     if asked.refine:
         if isinstance(given.get("time"), str):
@@ -121,5 +132,6 @@ def describe_refinement(info: Mapping[str, Any] | None) -> str:
     if agrees:
         agreement = f"agrees with the fine-tune on {changes}; with B on {info['kept']:.0%}"
     else:
-        agreement = f"cosine with the fine-tune's outputs {changes}; with B's {info['kept']:.2f}"
+        what = "the fine-tune's change of outputs" if info["measure"] == CHANGE else "the fine-tune's outputs"
+        agreement = f"cosine with {what} {changes}; with B's {info['kept']:.2f}"
     return f"refined from {start}, best after {info['steps']} steps: {agreement}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,14 @@ from transfusion.runtime.optional_libraries import install_hint
 from transfusion.runtime.progress import warn
 from transfusion.transport.refinement.answers import (
     CLASSES,
+    VECTORS,
     KeptAnswers,
     Outputs,
     OutputTargets,
     problem_of,
     with_similarities,
 )
+from transfusion.transport.refinement.descent import rate_for
 from transfusion.transport.refinement.inputs import (
     BLENDED,
     CORRUPTED,
@@ -39,17 +40,13 @@ from transfusion.transport.refinement.inputs import (
     Inputs,
     RefinementInputs,
 )
+from transfusion.transport.refinement.lessons import Agreement, values_in
 from transfusion.transport.refinement.settings import RefinementSettings
 
 BATCH = 64
 """The number of images or sounds of a step that the fine-tune answers; B answers half as many."""
 TEXTS, TOKENS, LEAST = 16, 2048, 4
 """The same for texts; the most tokens that they have together, and the fewest texts."""
-RATE_SHARE = 1 / 7
-"""The learning rate that is expected to be best, as a share of the root mean square of the fine-tune's own
-change."""
-SLOWEST, FASTEST = 1e-6, 1e-3
-"""Its bounds."""
 CACHED = 1 << 24
 """The most numbers of the fine-tune's answers to held-out inputs that are kept in memory."""
 UNSURE = 1.0
@@ -95,21 +92,13 @@ class Teacher:
             if other is not None and other.ndim >= 2 and other.shape == parameter.shape:
                 squares += float((parameter - other).square().sum())
                 count += other.numel()
-        change = math.sqrt(squares / max(count, 1))
-        return min(FASTEST, max(SLOWEST, RATE_SHARE * change))
-
-
-class Agreement(NamedTuple):
-    """How near a student is to the fine-tune on held-out inputs."""
-
-    share: float
-    """The share of equal answers, or a cosine."""
-    divergence: float
-    """The loss."""
+        return rate_for(math.sqrt(squares / max(count, 1)))
 
 
 class Teaching:
-    """The fine-tune of A as the teacher, B to be kept, and the inputs that both answer."""
+    """The fine-tune of A as the teacher, B to be kept, and the inputs that both answer at every step."""
+
+    saves, pace = True, ""
 
     def __init__(
         self,
@@ -145,6 +134,7 @@ class Teaching:
         self._invert(self.inputs_of_b, None)
         self.held_out = self.inputs.held_out()
         self._known: dict[str, list[Outputs]] = {}
+        self._kept: KeptAnswers | None = None
         own = OWN in self.held_out
         self.judges = (OWN,) if own else tuple(one for one in (SYNTHETIC, CORRUPTED) if one in self.held_out)
         """The kinds of held-out inputs that starts and ways back are judged by."""
@@ -176,7 +166,7 @@ class Teaching:
 
         def loss(given: Inputs, choices: Tensor) -> Tensor:
             logits = run(inputs.module, given, gradients=True)[name]  # (inputs, classes)
-            classes = (choices * logits.shape[-1]).long()
+            classes = (choices * logits.shape[-1]).long().to(logits.device)
             value = functional.cross_entropy(logits, classes)
             if other is not None and comparable:
                 likely = run(other, given, gradients=True)[name].log_softmax(-1)
@@ -233,16 +223,47 @@ class Teaching:
             self._known[kind] = [first, *(self.wanted(some) for some in given[1:])]
         return self._known[kind]
 
-    def divergence(self, student: nn.Module) -> float:
-        """Return how far a student is from the fine-tune, by the kinds of inputs that decide."""
-        return fmean(self.measure(student, kind).divergence for kind in self.judges)
-
-    def kept_answers(self, student: nn.Module) -> KeptAnswers:
+    def _kept_answers(self, student: nn.Module) -> KeptAnswers:
         """Return the answers of B that a student is to keep."""
-        some, shared = self.inputs_of_b.draw_plain(0, 2), self.teacher.pair.shared
-        return KeptAnswers(self.b, self.of_b, student, some, shared, same_class=self.same_class)
+        if self._kept is None or self._kept.student is not student:
+            some, shared = self.inputs_of_b.draw_plain(0, 2), self.teacher.pair.shared
+            self._kept = KeptAnswers(self.b, self.of_b, student, some, shared, same_class=self.same_class)
+        return self._kept
 
-    def loss(self, student: nn.Module, kept: KeptAnswers, step: int, keep: float) -> Tensor:
+    def agreement_with_b(self, student: nn.Module) -> float:
+        """Return the agreement between a student and B on synthetic inputs."""
+        return self._kept_answers(student).agreement(self.translation(self.held_out[SYNTHETIC]))
+
+    def values_of_b(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Return B's values of the trained parameters; parameters that B lacks are skipped."""
+        naming = Naming(self.b.family, live=True)
+        own = {naming.canonical(name): one.data for name, one in self.of_b.named_parameters()}
+        return values_in(own, naming, trained)
+
+    # ── for the training ─────────────────────────────────────────────────────────────────────
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """All kinds of held-out inputs."""
+        return self.held_out
+
+    @property
+    def about(self) -> Sequence[str]:
+        """Descriptions of the inputs."""
+        return self.inputs.about
+
+    @property
+    def measures(self) -> str:
+        """What agreement means."""
+        return "cosine" if self.targets.kind == VECTORS else "answers"
+
+    def add_gradients(self, student: nn.Module, step: int, keep: float) -> float:
+        """Add the gradients of one step: of the distance from the fine-tune, and the weighted one from B."""
+        total = self.loss(student, step, keep)
+        torch.autograd.backward(total)
+        return float(total.detach())
+
+    def loss(self, student: nn.Module, step: int, keep: float) -> Tensor:
         """Return the loss of one step: the distance from the fine-tune, and the weighted loss of B."""
 
         def distance(inputs: Inputs) -> Tensor:
@@ -254,6 +275,7 @@ class Teaching:
         drawn = [self.inputs.made_adversarial(made, distance, step, ADVERSARIAL_SHARE), *own]
         total = torch.stack([distance(inputs) for inputs in drawn]).mean()
         if keep:
+            kept = self._kept_answers(student)
             inputs = self.inputs_of_b.draw_plain(step, self.batch // 2)
             inputs = self.inputs_of_b.made_adversarial(inputs, kept.loss, step)
             total = total + keep * kept.loss(inputs)

@@ -1,4 +1,4 @@
-"""Results as tables and trees for a terminal."""
+"""Results as tables and trees: what the command line prints, and what results in Python show."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from transfusion.matching.methods import METHODS, USES
+from transfusion.runtime.tables import columns, facts, noted
+
 FALLING = ("loss", "perplexity")
 """Metrics where less is better; all others are shown in percent, and their gains in points."""
 OUTSIDE = "default"
 """The α of tensors outside of blocks."""
 
 
-def columns(*names: str, framed: bool = False) -> Table:
-    """Return an empty table: its first column is text, the others are numbers."""
-    table = Table() if framed else Table(box=None, header_style="bold")
-    for place, name in enumerate(names):
-        table.add_column(Text(name), justify="right" if place else "left")
-    return table
-
-
-def facts(rows: Mapping[str, str]) -> Table:
-    """Return names and values, one per line; empty values are left out."""
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows.items():
-        if value:
-            table.add_row(Text(name, style="bold"), Text(value))
+def methods() -> Table:
+    """Return a table of all methods, by what they are for."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for name in ("--method", "how"):
+        table.add_column(name)
+    for use, names in USES.items():
+        table.add_row(Text(use, style="italic"))
+        for name in names:
+            table.add_row(Text(f"  {name}"), Text(METHODS[name].about))
     return table
 
 
@@ -50,11 +48,6 @@ def gain(value: float, metric: str, digits: int = 1, interval: Sequence[float] |
         bounds = [f"{one:+.{digits if falling else 1}f}" for one in interval]
         text.append("\n" + " to ".join(bounds), style="dim")
     return text
-
-
-def noted(table: Table, lines: Sequence[str]) -> Group:
-    """Return a table with lines below it."""
-    return Group(table, Text("\n".join(lines), style="dim"))
 
 
 def counted(examples: int) -> str:
@@ -199,11 +192,7 @@ def _measured_on(part: str, data: Mapping[str, Any]) -> str:
     return f"{part.capitalize()}: {metric} ({data['question']}) on {on}; {how}."
 
 
-MEASURED = {"barrier": barrier, "evaluate": evaluation, "fewshot": fewshot, "sweep": sweep}
-"""The views of results with measurements, by verb."""
-
-
-# ── inspect and verify ───────────────────────────────────────────────────────────────────────
+# ── inspect ───────────────────────────────────────────────────────────────────────
 
 
 def described(description: Mapping[str, Any]) -> RenderableType:
@@ -211,7 +200,9 @@ def described(description: Mapping[str, Any]) -> RenderableType:
     for key, view in (("model", model), ("lora", lora), ("adapter", adapter)):
         if key in description:
             return view(description)
-    return alignment(description)
+    from transfusion.alignment.description import alignment_tables  # which imports what computes
+
+    return alignment_tables(description)
 
 
 def size(count: int) -> str:
@@ -344,96 +335,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
-
-
-def alignment(description: Mapping[str, Any]) -> RenderableType:
-    """Show a π: its models, the advice on it, and what it moves."""
-    from transfusion.model.vocabulary_map import describe_vocabulary
-
-    other_shape = "paths" in description
-    source, target, advice = description["source"], description["target"], description["advice"] or {}
-    about = f"method {description['method']}, seed {description['seed']}"
-    tokens = describe_vocabulary(description["vocabulary"]) if description["vocabulary"] else ""
-    rows = {"π": f"{'between different shapes' if other_shape else description['family']}, {about}"}
-    if not other_shape:
-        rows["axes"] = (
-            f"stream {description['residual']}, heads {description['heads_policy']},"
-            f" q·k and v·o inside a head {description['inner']}"
-        )
-    rows["from"] = f"{source['name']}  {source['fingerprint'][:12]}"
-    rows["to"] = f"{target['name']}  {target['fingerprint'][:12]}"
-    rows["objective"] = "" if other_shape else _objective(description["objective"])
-    rows["tokens"] = tokens
-    rows["advice"] = f"{advice['verdict']}: {advice['text']}" if advice else ""
-    if other_shape:
-        share = description["kept_share"]
-        rows["room"] = f"B has room for {share:.0%} of A's directions, mean over all axes"
-    tables = _between_shapes(description, advice) if other_shape else _moves(description, advice)
-    return Group(facts(rows), *(part for table in tables for part in ("", table)))
-
-
-def _objective(trace: Sequence[float]) -> str:
-    if not trace:
-        return "not measured"
-    sweeps = len(trace) - 1
-    return f"{trace[0]:.6g} with nothing moved → {trace[-1]:.6g} after {sweeps} sweep{'s' * (sweeps != 1)}"
-
-
-def _moves(description: Mapping[str, Any], advice: Mapping[str, Any]) -> list[Table]:
-    """Show how well axes agree or are predicted, what stays in place, and where the heads went."""
-    tables = []
-    if margins := advice.get("margins"):
-        names = ("unmoved", "above chance", "agreement found", "in a null", "beyond the null")
-        tables.append(columns("kind of axis", *names))
-        for kind, margin in margins.items():
-            null, beyond = margin["null"], margin["beyond"]
-            cells = [f"{margin['home']:.0%}", f"{margin['identity']:.1f} sd", f"{margin['found']:.3f}"]
-            cells += ["" if null is None else f"{null:.3f}", "" if beyond is None else f"{beyond:.1f} sd"]
-            tables[-1].add_row(kind, *cells)
-    if predicted := advice.get("axes"):
-        tables.append(prediction(predicted))
-    axes = Table("axis", "kind", "size", "maps", "stays in place", box=None, header_style="bold")
-    for id, axis in description["axes"].items():
-        share = axis["stays"]
-        bar = "" if share is None else f"{share:6.1%} {'█' * round(20 * share)}"
-        kind = axis["kind"]
-        axes.add_row(id, kind, str(axis["size"]), str(axis["maps"]), bar)
-    heads = Table("heads", "B's place ← A's head", box=None, header_style="bold")
-    for id, places in description["heads"].items():
-        heads.add_row(id, " ".join(f"{to}←{source}" for to, source in enumerate(places)))
-    return [*tables, axes, *([heads] if description["heads"] else [])]
-
-
-def prediction(axes: Mapping[str, Mapping[str, float]]) -> Table:
-    """Show the share of B's activations that is predicted, by axis: by π, with nothing moved, by chance."""
-    shown = {"found": "predicted", "identity": "nothing moved", "null": "by chance"}
-    if not any(quality["identity"] for quality in axes.values()):  # between different shapes
-        del shown["identity"]
-    table = columns("axis", *shown.values())
-    for id, quality in axes.items():
-        table.add_row(id, *(f"{round(quality[key], 2) + 0.0:.0%}" for key in shown))
-    return table
-
-
-def _between_shapes(description: Mapping[str, Any], advice: Mapping[str, Any]) -> list[Table]:
-    """Show the blocks that correspond, and the size of every map."""
-    tables = []
-    for stack, path in description["paths"].items():
-        quality = advice.get("blocks", {}).get(stack)
-        depths = [1 + max(cell[side] for cell in path) for side in (0, 1)]
-        table = columns("", *(f"B {j}" for j in range(depths[1])))
-        table.title = Text(f"{stack}: share of B's block that A's predicts; those in brackets correspond")
-        table.title_justify = "left"
-        for i in range(depths[0]):
-            values = ["" if quality is None else f"{quality[i][j]:.0%}" for j in range(depths[1])]
-            cells = [
-                Text(f"[{value}]", style="bold") if [i, j] in path else Text(f"{value} ")
-                for j, value in enumerate(values)
-            ]
-            table.add_row(f"A {i}", *cells)
-        tables.append(table)
-    axes = Table("axis of B <- axis of A", "units of B", "of A", "predicted", box=None, header_style="bold")
-    for name, (ours, theirs) in description["maps"].items():
-        share = advice.get("axes", {}).get(name, {}).get("found")
-        axes.add_row(name, str(ours), str(theirs), "" if share is None else f"{share:.0%}")
-    return [*tables, axes]

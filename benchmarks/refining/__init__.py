@@ -1,0 +1,1 @@
+"""What a refinement by answers takes, and how much of a fine-tune arrives."""

@@ -220,7 +220,7 @@ class Refined(Format):
     measure: str
     before: Annotated[dict[str, Number], Field(min_length=1)]
     after: Annotated[dict[str, Number], Field(min_length=1)]
-    divergence: tuple[Number, Number]
+    divergence: Interval
     kept: Number
     steps: Count
 

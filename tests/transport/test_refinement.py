@@ -212,7 +212,7 @@ def test_without_photographs_the_user_is_told_how_to_get_them(inputs, monkeypatc
     shown = transport(**inputs(VIT), refine=True, refine_steps=1).metadata()["refinement"]["inputs"]
     assert shown[0] == "synthetic inputs, half of them photographs"
     for module in (refinement_inputs, teaching):
-        monkeypatch.setattr(module, "has_photographs", lambda: False)
+        monkeypatch.setattr(module, "has_natural", lambda kind: False)
     shown = transport(**inputs(VIT), refine=True, refine_steps=1, progress=Noted()).metadata()
     assert shown["refinement"]["inputs"][0] == "synthetic inputs"
     assert sum("pip install 'transfusion-rebasin[images]'" in one for one in noted) == 1

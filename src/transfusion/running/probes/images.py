@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from transfusion.running.probes.photographs import has_photographs, photograph_crops
 from transfusion.running.probes.probed_model import BATCH, ProbedModel, seeded_generator
+from transfusion.running.probes.signs import has_signs, images_of_signs
 from transfusion.runtime.optional_libraries import require_library
 
 GRIDS = (3, 5, 9, 14)
@@ -20,16 +21,19 @@ NOISY = 4
 """One image in this number is smooth noise; the others show overlapping shapes."""
 COLOURS = 3
 """The channels of images that may be photographs: models of one channel read digits, clothes, scans."""
+PHOTOGRAPHS, SIGNS = "photographs", "signs"
+"""What half of the images show beside shapes."""
 GREY, CONTRAST = 0.5, 0.25
 """The mean and the standard deviation of pixels between 0 and 1."""
 
 
 def synthetic_images(subject: ProbedModel, count: int, seed: int) -> tuple[dict[str, Tensor], str]:
     """Generate ``count`` images, under the library's names."""
-    natural = subject.natural and reads_colours(subject) and has_photographs()
+    kind = natural_kind(subject) if subject.natural else None
+    natural = kind is not None and has_natural(kind)
     images = (natural_images if natural else generated_images)(size(subject), count, seed)
     inputs = image_inputs(subject, normalised(subject, images))
-    shown = "photographs, of overlapping shapes" if natural else "overlapping shapes"
+    shown = f"{kind}, of overlapping shapes" if natural else "overlapping shapes"
     return inputs, f"{count} images of {shown} and of smooth noise"
 
 
@@ -49,19 +53,27 @@ def generated_images(shape: tuple[int, int, int], count: int, seed: int) -> Tens
     return images
 
 
-def reads_colours(subject: ProbedModel) -> bool:
-    """Return whether a model reads images that may be photographs."""
-    if subject.model.family.draws_inputs:
-        return False
-    return any(subject.takes(kind) for kind in ("image", "patches")) and size(subject)[0] == COLOURS
-
-
 def natural_images(shape: tuple[int, int, int], count: int, seed: int) -> Tensor:
-    """Generate ``count`` images with values between 0 and 1: by turns, shapes and crops of photographs."""
+    """Generate ``count`` images with values between 0 and 1: by turns, shapes and crops of photographs, or
+    signs if there is one channel.
+    """
+    draw = images_of_signs if shape[0] == 1 else photograph_crops
     images = torch.empty(count, *shape)
     images[::2] = generated_images(shape, (count + 1) // 2, seed)
-    images[1::2] = photograph_crops(shape, count // 2, seeded_generator(seed, 9))
+    images[1::2] = draw(shape, count // 2, seeded_generator(seed, 9))
     return images
+
+
+def natural_kind(subject: ProbedModel) -> str | None:
+    """Return what images of a model may show beside shapes: photographs, or signs if it has one channel."""
+    if subject.model.family.draws_inputs or not any(subject.takes(kind) for kind in ("image", "patches")):
+        return None
+    return {COLOURS: PHOTOGRAPHS, 1: SIGNS}.get(size(subject)[0])
+
+
+def has_natural(kind: str) -> bool:
+    """Return whether what is needed for such images is installed."""
+    return has_photographs() if kind == PHOTOGRAPHS else has_signs()
 
 
 def smooth_noise(shape: tuple[int, int, int], cells: int, generator: torch.Generator) -> Tensor:

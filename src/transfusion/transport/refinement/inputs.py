@@ -27,8 +27,8 @@ from transfusion.running.probes.changed_inputs import (
     noisy,
     recombined_texts,
 )
-from transfusion.running.probes.images import reads_colours
-from transfusion.running.probes.photographs import has_photographs, mixed
+from transfusion.running.probes.images import has_natural, natural_kind
+from transfusion.running.probes.photographs import mixed
 from transfusion.running.probes.probed_model import ProbedModel, joined, seeded_generator
 from transfusion.running.probes.texts import natural_length
 from transfusion.runtime.progress import phase
@@ -81,8 +81,9 @@ class RefinementInputs:
     def subject(self) -> ProbedModel:
         """The model, whose images are to show photographs, and whose texts are as long as its own."""
         subject = ProbedModel(self.model, self.module, tokens=self.tokens, natural=True)
-        if reads_colours(subject) and has_photographs():
-            self.about[0] = "synthetic inputs, half of them photographs"
+        kind = natural_kind(subject)
+        if kind is not None and has_natural(kind):
+            self.about[0] = f"synthetic inputs, half of them {kind}"
         if not subject.writes:
             return subject
         made = self._prepared("length", lambda: {"tokens": torch.tensor(natural_length(subject, self.seed))})

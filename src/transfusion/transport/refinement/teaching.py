@@ -15,10 +15,9 @@ from torch.nn import functional
 from transfusion.architecture.naming import Naming
 from transfusion.errors import ArchitectureError
 from transfusion.model.model import Model
-from transfusion.running.probes.images import reads_colours
+from transfusion.running.probes.images import has_natural, natural_kind
 from transfusion.running.probes.inputs import run_model
 from transfusion.running.probes.pairs import RunningPair
-from transfusion.running.probes.photographs import has_photographs
 from transfusion.running.probes.probed_model import batched, vocabulary
 from transfusion.runtime.optional_libraries import install_hint
 from transfusion.runtime.progress import warn
@@ -125,8 +124,9 @@ class Teaching:
         self.inputs = RefinementInputs(
             drawn_for, teacher.module, 2 * settings.seed, self.file("of-a"), vocabulary(teacher.of_a)
         )
-        if reads_colours(self.inputs.subject) and not has_photographs():
-            warn(f"synthetic images show shapes alone; for photographs, {install_hint('images')}")
+        kind = natural_kind(self.inputs.subject)
+        if kind is not None and not has_natural(kind):
+            warn(f"synthetic images show shapes alone; for {kind}, {install_hint('images')}")
         self._invert(self.inputs, teacher.of_a)
         if settings.calibrate is not None:
             self.inputs.read_own(Path(settings.calibrate))

@@ -97,6 +97,45 @@ def test_pieces_between_common_boundaries_keep_their_probability(sides):
     assert singles.likely[tuple(first)].max() < SIZE["b"]
 
 
+def test_a_token_that_one_side_lacks_counts_as_the_longest_common_one_that_it_begins_with():
+    a = OwnTokens(TokenTable(("<s>", "t", "h", "e", "th", "hex"), BYTES, frozenset({0})), 0, [0])
+    b = OwnTokens(TokenTable(("<e>", "the", "th", "t", "h", "e", "z"), BYTES, frozenset({0})), 0, [0])
+    translation = Translation(a, b, {"th": [2], "the": [1], "hex": [4, 5, 6]}.__getitem__)
+    assert translation.groups_of_a.tolist() == [0, 1, 2, 3, 4, 2], "`hex` goes with `h`"
+    assert translation.groups_of_b.tolist() == [0, 4, 4, 1, 2, 3, 6], "`the` goes with `th`; A has no `z`"
+    likely, chances = torch.tensor([[[4, 5, 2, 1]] * 3]), torch.tensor([[[0.4, 0.3, 0.2, 0.05]] * 3])
+    given = Answers(torch.tensor([[0, 4, 3]]), torch.full((1, 3), 4), likely.flatten(), chances.log().flatten(),
+                    torch.tensor([[0, 0.4, 0.9]]).log())  # fmt: skip
+    found = translation.answers(given)
+    assert found.ids.tolist() == [[0, 1]], "A writes th and e, B writes the"
+    (wanted,) = (found.of(torch.tensor([0])),)
+    assert wanted.likely[0, 0].tolist() == [2, 4, 1]
+    assert wanted.shares[0, 0].exp().tolist() == pytest.approx([0.5, 0.4, 0.05])
+    assert found.of_spans.exp().tolist() == pytest.approx([0.4 * 0.9])
+
+
+def test_groups_are_compared_by_the_chance_of_all_their_tokens():
+    logits, groups = torch.randn(1, 2, 6, requires_grad=True), torch.tensor([0, 1, 1, 2, 2, 3])
+    likely, shares = torch.tensor([[[1, 0], [2, 0]]]), torch.tensor([[[0.6, 0.3], [0.5, 0.4]]]).log()
+    rest, known = torch.full((1, 2), 0.1).log(), torch.tensor([[True, True]])
+    chances = logits[0].softmax(-1)
+    of_groups = torch.stack([chances[:, groups == group].sum(-1) for group in range(4)], -1)
+    expected = sum(
+        share * (share / chance).log()
+        for place, some in enumerate(likely[0].tolist())
+        for share, chance in [
+            *zip(shares[0, place].exp(), of_groups[place, some], strict=True),
+            (torch.tensor(0.1), 1 - of_groups[place, some].sum()),
+        ]
+    )
+    (slope,) = torch.autograd.grad(expected, logits)
+    wanted = Wanted(likely, shares, rest, known, groups=groups)
+    found = distance(logits * 1.0, torch.zeros(1, 2, dtype=torch.int64), wanted, 1.0)
+    assert found.total == pytest.approx(expected.item(), abs=1e-5)
+    assert found.equal == int((of_groups.argmax(-1) == likely[0, :, 0]).sum())
+    assert torch.allclose(logits.grad, slope, atol=1e-5)
+
+
 def test_the_spaces_of_sentencepiece_are_no_letters():
     """``▁the cat`` begins with no space: the tokenizer writes one before every text."""
     a = OwnTokens(TokenTable(("<s>", "▁the", "▁cat", "s"), PIECES, frozenset({0})), 0, [0])

@@ -53,6 +53,8 @@ class Wanted(NamedTuple):
     """
     of_spans: Tensor | None = None
     """Their log-probabilities (pieces)."""
+    groups: Tensor | None = None
+    """For every token its group, if answers name groups of tokens (vocabulary)."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Answers:
     spans: Tensor | None = None
     """Pieces of texts of which only the whole probability is known (pieces, 3); see `Wanted`."""
     of_spans: Tensor | None = None
+    groups: Tensor | None = None
+    """For every token of the vocabulary the group that answers name; None if they name tokens."""
 
     @cached_property
     def _starts(self) -> Tensor:
@@ -97,7 +101,7 @@ class Answers:
         places[texts] = torch.arange(len(texts))  # a text that is there twice counts once
         some = places[self.spans[:, 0]] >= 0
         spans = torch.cat([places[self.spans[some, :1]], self.spans[some, 1:]], 1)
-        return Wanted(likely, shares, rest, counts > 0, spans, self.of_spans[some])
+        return Wanted(likely, shares, rest, counts > 0, spans, self.of_spans[some], self.groups)
 
     def count(self, texts: Tensor) -> int:
         """Return the number of answers to some texts."""

@@ -71,7 +71,8 @@ def distance(logits: Tensor, ids: Tensor, wanted: Wanted, weight: float | None =
         some = logits.detach()[text.to(device), place.to(device)].float()  # (answers, vocabulary)
         with torch.set_grad_enabled(gradient is not None):
             found = some.requires_grad_(gradient is not None)
-            each = found.gather(-1, likely) - found.logsumexp(-1, keepdim=True)  # (answers, likely)
+            table = found if wanted.groups is None else _by_group(found, wanted.groups.to(device))
+            each = table.gather(-1, likely) - table.logsumexp(-1, keepdim=True)  # (answers, likely)
             there = shares > -torch.inf
             left = (1 - each.exp().masked_fill(~there, 0).sum(-1)).clamp(min=1e-6).log()
             apart = (shares.exp() * (shares - each).masked_fill(~there, 0)).sum(-1) + rest.exp() * (
@@ -82,7 +83,7 @@ def distance(logits: Tensor, ids: Tensor, wanted: Wanted, weight: float | None =
             (slope,) = torch.autograd.grad(value, found)
             gradient[text.to(device), place.to(device)] = (weight * slope).to(gradient.dtype)
         total += float(value.detach())
-        equal += int((some.detach().argmax(-1) == likely[:, 0]).sum())
+        equal += int((table.detach().argmax(-1) == likely[:, 0]).sum())
     pieces = 0
     if wanted.spans is not None and wanted.of_spans is not None:
         pieces = len(wanted.spans)
@@ -91,6 +92,12 @@ def distance(logits: Tensor, ids: Tensor, wanted: Wanted, weight: float | None =
     if gradient is not None:
         torch.autograd.backward(logits, gradient)
     return Distance(total, len(texts) + pieces, equal, len(texts))
+
+
+def _by_group(logits: Tensor, groups: Tensor) -> Tensor:
+    """Return the log-probabilities of groups of tokens (answers, groups)."""
+    empty = logits.new_zeros(len(logits), int(groups.max()) + 1)
+    return empty.index_add(1, groups, logits.softmax(-1)).clamp(min=1e-12).log()
 
 
 def _of_piece(

@@ -1,8 +1,9 @@
 """Answers in the tokens of another tokenizer: texts are what two tokenizers have in common.
 
-Every text is written in B's tokens. Where both tokenizers have a boundary at the same place, the text between
-two boundaries is compared: a token of A that is one token of B keeps its answer, over the tokens that both
-have; other pieces keep the probability of the whole piece, the product of those of A's tokens.
+Every text is written in B's tokens. Where both tokenizers have a boundary at the same place, the next token
+is compared by groups: a token that only one of them has counts as the longest common token that it begins
+with. Up to the next common boundary, a piece that is not one token in both keeps its probability as a whole,
+the product of those of A's tokens.
 """
 
 from __future__ import annotations
@@ -56,6 +57,21 @@ class Translation:
         self.rows[known.rows[there]] = np.flatnonzero(there)
         for end in a.ends:
             self.rows[end] = b.ends[0] if b.ends else NONE
+        self.groups_of_a, self.groups_of_b = self._groups()
+
+    def _groups(self) -> tuple[np.ndarray, Tensor]:
+        """Return the groups of A's tokens, or `NONE`, and of B's; each has the number of A's common token."""
+        common = np.flatnonzero(self.rows != NONE)
+        texts = {text: row for row in common.tolist() if (text := self.of_a[row])}
+
+        def group(text: bytes | None) -> int:
+            starts = (text[:length] for length in range(len(text or b""), 0, -1)) if text else ()
+            return next((texts[start] for start in starts if start in texts), NONE)
+
+        of_a, of_b = (np.array([group(text) for text in several]) for several in (self.of_a, self.of_b))
+        of_b[self.rows[common]] = common
+        of_a[common] = of_b[self.rows[common]]  # a token that is there twice has one group
+        return of_a, torch.from_numpy(np.where(of_b == NONE, len(of_a), of_b))
 
     def text(self, ids: Sequence[int]) -> _Text:
         """Write a text in B's tokens, up to the first piece that B cannot write."""
@@ -126,23 +142,22 @@ class Translation:
         shares: list[Tensor] = []
         spans: list[tuple[int, int, int]] = []
         of_spans: list[float] = []
-        rows = torch.from_numpy(self.rows)
         for number, text in enumerate(texts):
             ids[number, : len(text.ids)] = torch.tensor(text.ids, dtype=torch.int32)
             for before, after in zip(text.boundaries, text.boundaries[1:], strict=False):
                 (i, j), (stop_a, stop_b) = before, after
                 if i < 1 or j < 1 or stop_b == j or stop_a == i:
                     continue
-                if stop_a - i == 1 and stop_b - j == 1 and before not in text.loose:
-                    some = slice(
-                        int(starts[number, i - 1]), int(starts[number, i - 1] + given.counts[number, i - 1])
-                    )
-                    found = rows[given.likely[some].long()]
-                    kept = found != NONE
-                    counts[number, j - 1] = int(kept.sum())
-                    likely.append(found[kept].int())
-                    shares.append(given.shares[some][kept])
-                else:
+                of_a, of_b = self.groups_of_a[int(given.ids[number, i])], self.groups_of_b[text.ids[j]]
+                compared = before not in text.loose and of_a == of_b
+                if compared:
+                    first = int(starts[number, i - 1])
+                    some = slice(first, first + int(given.counts[number, i - 1]))
+                    groups, share = self._grouped(given.likely[some], given.shares[some])
+                    counts[number, j - 1] = len(groups)
+                    likely.append(groups)
+                    shares.append(share)
+                if not compared or stop_a - i > 1 or stop_b - j > 1:
                     spans.append((number, j, stop_b))
                     of_spans.append(float(chosen[number, i:stop_a].float().sum()))
         return Answers(
@@ -152,7 +167,18 @@ class Translation:
             torch.cat(shares) if shares else torch.zeros(0, dtype=torch.float16),
             spans=torch.tensor(spans, dtype=torch.int64).reshape(-1, 3),
             of_spans=torch.tensor(of_spans),
+            groups=self.groups_of_b,
         )
+
+    def _grouped(self, likely: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the groups of likely tokens, the likeliest first, and their log-probabilities."""
+        known = self.groups_of_a[likely.numpy()]
+        there = known != NONE
+        groups, members = np.unique(known[there], return_inverse=True)
+        found = np.bincount(members, shares.float().exp().numpy()[there], len(groups))
+        order = np.argsort(-found)
+        share = torch.from_numpy(found[order]).clamp(max=1).log()
+        return torch.from_numpy(groups[order]).int(), share.to(shares.dtype)
 
 
 def _pieces(of: OwnTokens) -> list[bytes | None]:

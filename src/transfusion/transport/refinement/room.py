@@ -7,6 +7,8 @@ activations a second time on the way back (checkpointing).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ LOGITS = 2
 """How often the logits are there: with their gradients."""
 OF_DEVICE = 0.5
 """The share of an accelerator's free memory that they may take."""
+LAYER = "GradientCheckpointingLayer"
+"""The class of transformers' layers that can do so themselves."""
 
 
 def inputs_in_a_pass(student: nn.Module, run_one: Callable[[], Tensor]) -> int:
@@ -65,7 +69,8 @@ def _places(student: nn.Module) -> set[int]:
 def _checkpointed(student: nn.Module) -> bool:
     """Let layers compute their activations again on the way back; False where the library cannot.
 
-    The library does so for modules that train. Only the layers are told so: their dropout stays off.
+    The library does so for modules that train. Only the layers are told so, and not while they compute: the
+    dropout in them stays off.
     """
     if hasattr(student, "enable_gradient_checkpointing"):  # diffusers, whose layers need not train
         able = bool(getattr(student, "_supports_gradient_checkpointing", False))
@@ -76,7 +81,23 @@ def _checkpointed(student: nn.Module) -> bool:
     if enable is None or not getattr(student, "supports_gradient_checkpointing", True):
         return False
     enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    layers = [one for one in student.modules() if getattr(one, "gradient_checkpointing", False)]
-    for one in layers:
+    told = [one for one in student.modules() if getattr(one, "gradient_checkpointing", False)]
+    layers: list[Any] = [one for one in told if any(kind.__name__ == LAYER for kind in type(one).__mro__)]
+    for one in layers or told:  # in older releases, the model around the layers does it
         one.training = True
-    return bool(layers)
+    for one in layers:
+        one._gradient_checkpointing_func = partial(_at_rest, one, one._gradient_checkpointing_func)
+    return bool(told)
+
+
+def _at_rest(layer: nn.Module, checkpointed: Callable[..., Any], run: Callable[..., Any], *given: Any) -> Any:
+    """Run a layer that computes its activations again, without the dropout of training."""
+
+    def compute(*given: Any) -> Any:
+        layer.training = False
+        try:
+            return run(*given)
+        finally:
+            layer.training = True
+
+    return checkpointed(compute, *given)

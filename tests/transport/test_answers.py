@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from small_models import CASES, finetuned
 from tests.transport.test_adapter import train_adapter
 from transfusion import ask, transport
 from transfusion.errors import CheckpointError, DataError, LibraryError, MismatchError, SettingError
+from transfusion.runtime.progress import Progress
 from transfusion.runtime.sharding import divided
 from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.refinement.asked import MASS, MOST, Answers, Asked, shortened
+from transfusion.transport.refinement.language import once
 from transfusion.transport.refinement.learning import distance
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
@@ -127,6 +130,70 @@ def test_a_lora_is_refined_where_a_never_was(given, tmp_path, monkeypatch):
     assert first.read_bytes() == second.read_bytes()
     with pytest.raises(CheckpointError, match="by its shapes alone"):
         transport(lora, **{**how, "via": None}, output=tmp_path / "aligned")
+
+
+class Interrupted(Progress):
+    """Interrupts a run in its first phase whose text begins so."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @contextmanager
+    def bar(self, total=None, text=""):
+        def advance(text, done=None, total=None):
+            self.stop(text)
+
+        self.stop(text)
+        yield advance
+
+    def stop(self, text: str) -> None:
+        if text.startswith(self.text):
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_does_not_go_on_with_other_answers(given, tmp_path):
+    """The user has asked anew meanwhile."""
+    asked = {**given, "refine": True, "refine_steps": 4}
+    for seed in (0, 5):
+        ask(given["finetuned"], base=given["base"], output=tmp_path / f"{seed}.safetensors", seed=seed)
+    answers = [tmp_path / f"{seed}.safetensors" for seed in (0, 5)]
+    with pytest.raises(KeyboardInterrupt):
+        transport(
+            **asked, answers=answers[0], output=tmp_path / "out", progress=Interrupted("refining, loss")
+        )
+    assert (tmp_path / ".out.partial" / "kept").is_dir()
+    transport(**asked, answers=answers[1], output=tmp_path / "out")
+    transport(**asked, answers=answers[1], output=tmp_path / "at-once")
+    first, second = tensors(tmp_path / "out"), tensors(tmp_path / "at-once")
+    assert all(torch.equal(first[name], second[name]) for name in first | second)
+
+
+def test_texts_of_another_fine_tune_are_not_taken_over(given, made, tmp_path):
+    """A run that was interrupted has written them, and the same file is to hold answers of this one."""
+    train_adapter(made("llama"), tmp_path / "other", TARGETS[:1], task_type="CAUSAL_LM")
+    with pytest.raises(KeyboardInterrupt):
+        ask(
+            tmp_path / "other",
+            base=given["base"],
+            output=tmp_path / "answers.safetensors",
+            progress=Interrupted("answering texts"),
+        )
+    first = ask(given["finetuned"], base=given["base"], output=tmp_path / "answers.safetensors")
+    second = ask(given["finetuned"], base=given["base"])
+    assert torch.equal(first.learned["plain"].ids, second.learned["plain"].ids)
+
+
+def test_a_killed_run_leaves_no_part_of_its_answers(tmp_path):
+    """They take minutes to write where they are large, and the next run reads what is there."""
+
+    class Killed:
+        def save(self, path: Path) -> None:
+            path.write_bytes(b"the beginning")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        once(tmp_path / "of-a.safetensors", Killed, Asked.load)
+    assert not (tmp_path / "of-a.safetensors").exists()
 
 
 def test_answers_of_another_fine_tune_are_refused(given, made, tmp_path):

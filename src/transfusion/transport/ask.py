@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transfusion import __version__
 from transfusion.errors import MismatchError, SettingError
 from transfusion.files.checkpoint import HeadersOnly, description
 from transfusion.files.publishing import open_staging, require_writable
@@ -53,10 +56,16 @@ def ask(settings: AskSettings) -> Asked | AskedDenoiser:
     roots = [one.checkpoint.root for one in (tuned, a)]
     require_writable(path, force=settings.force, inputs=input_files(*roots), folder=False)
     with open_staging(path, force=settings.force) as staging:
-        asked = find(kept=staging.keep("texts"))
+        asked = find(kept=staging.keep(f"texts-{_key(settings, tuned, a)}"))
         staging.begin()
         asked.save(staging.output / path.name)
     return asked
+
+
+def _key(settings: AskSettings, tuned: Finetune, a: Model) -> str:
+    """A hash of what decides the texts that a model writes, so that no run goes on with those of another."""
+    text = json.dumps([__version__, settings.seed, tuned.fingerprint, a.fingerprint])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def base_in(answers: Path) -> Model:

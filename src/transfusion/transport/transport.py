@@ -285,6 +285,7 @@ class _Run:
             plan.b,
             partial(asked_denoiser_of, plan, tuned, settings),
             refinement,
+            answers=getattr(settings, "answers", None),
             checkpoint=staging.keep("refinement.safetensors") if staging else None,
             insists=settings.force_unrelated,
             device=settings.resources.device,
@@ -312,6 +313,7 @@ class _Run:
             plan.b,
             partial(asked_of, plan, tuned, settings),
             refinement,
+            answers=getattr(settings, "answers", None),
             unmoved=None
             if kind is None or kind is LORA or not kind.scalable
             else self.moved_by(plan, (tuned,), Alpha(0.0), self.record),

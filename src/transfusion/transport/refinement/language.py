@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,7 +105,9 @@ def once(path: Path | None, make: Callable[[], AnswersT], load: Callable[[Path],
     if path is None:
         return make()
     if every.is_main and not path.exists():
-        make().save(path)
+        staged = path.with_suffix(".new")  # an interrupted run leaves no part of a file
+        make().save(staged)
+        os.replace(staged, path)
     every.wait()
     return load(path)  # tensors of a file are not in memory until they are used
 

@@ -140,14 +140,15 @@ def refine_by_answers(
     of_a: Callable[[], Asked],
     settings: RefinementSettings,
     *,
+    answers: str | Path | None = None,
     checkpoint: Path | None = None,
     **how: Any,
 ) -> Output:
     """Train an output to answer like a language model that was asked; return it with the trained tensors.
 
-    ``of_a`` asks it, unless an interrupted run has.
+    ``of_a`` asks it, unless an interrupted run has, or reads the file of its ``answers``.
     """
-    kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings)}")
+    kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings, answers)}")
     student, record = learned_student(output, b, of_a, settings, kept=kept, **how)
     student = joined(student)
     if output.adapter_files is not None:
@@ -162,24 +163,27 @@ def refine_denoiser(
     of_a: Callable[[], AskedDenoiser],
     settings: RefinementSettings,
     *,
+    answers: str | Path | None = None,
     checkpoint: Path | None = None,
     **how: Any,
 ) -> Output:
     """Train a moved adapter to denoise like the fine-tune; return it with the trained tensors.
 
-    ``of_a`` asks the fine-tune, unless an interrupted run has.
+    ``of_a`` asks the fine-tune, unless an interrupted run has, or reads the file of its ``answers``.
     """
     if settings.rank is not None:
         require_no_rank(output)
-    kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings)}")
+    kept = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{_key(output, settings, answers)}")
     tensors, record = learned_denoiser(output, b, of_a, settings, kept=kept, **how)
     return _with_trained(output, tensors, record, fits_as_it_is=False)
 
 
-def _key(output: Output, settings: RefinementSettings) -> str:
+def _key(output: Output, settings: RefinementSettings, answers: str | Path | None = None) -> str:
     """A hash of everything that decides the steps, so that no run goes on from the state of another."""
-    own = settings.calibrate and Path(settings.calibrate).stat().st_mtime_ns
-    text = json.dumps([__version__, asdict(settings), own, output.recipe(), output.moved_adapter is not None])
+    own = [one and Path(one).stat().st_mtime_ns for one in (settings.calibrate, answers)]
+    text = json.dumps(
+        [__version__, asdict(settings), *own, output.recipe(), output.moved_adapter is not None]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

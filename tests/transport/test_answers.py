@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from small_models import CASES, finetuned
 from tests.transport.test_adapter import train_adapter
 from transfusion import ask, transport
 from transfusion.errors import CheckpointError, DataError, LibraryError, MismatchError, SettingError
+from transfusion.running import building
 from transfusion.runtime.progress import Progress
 from transfusion.runtime.sharding import divided
 from transfusion.transport.refinement import inputs as refinement_inputs
@@ -196,6 +199,25 @@ def test_a_killed_run_leaves_no_part_of_its_answers(tmp_path):
     assert not (tmp_path / "of-a.safetensors").exists()
 
 
+def test_one_model_at_a_time_is_in_memory(made, given, tmp_path, monkeypatch):
+    """The fine-tune, then its base; B, then its student."""
+    from transfusion.transport.refinement import language
+
+    built: list[weakref.ref] = []
+
+    def build(*args, **kwargs):
+        gc.collect()
+        assert all(one() is None for one in built)
+        module = building.build(*args, **kwargs)
+        built.append(weakref.ref(module))
+        return module
+
+    monkeypatch.setattr(language, "build", build)
+    tuned = finetuned(CASES["llama"], given["base"], tmp_path / "tuned")
+    transport(**{**given, "finetuned": tuned}, refine=True, refine_steps=2, force_unrelated=True)
+    assert len(built) == 4
+
+
 def test_answers_of_another_fine_tune_are_refused(given, made, tmp_path):
     file = tmp_path / "answers.safetensors"
     train_adapter(made("llama"), tmp_path / "other", TARGETS[:1], task_type="CAUSAL_LM")
@@ -239,9 +261,11 @@ def test_two_processes_divide_a_whole_model(made, given, tmp_path):
 
 INTERRUPTED = """
 import sys
+import weakref
 from contextlib import contextmanager
 from transfusion import transport
 from transfusion.runtime.processes import processes
+from transfusion.running import building
 from transfusion.runtime.progress import Progress
 from transfusion.transport.refinement import training
 

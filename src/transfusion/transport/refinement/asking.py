@@ -72,6 +72,8 @@ def ask(
         group: _answered(several, logits_of(model.family, module, size, out))
         for group, several in (("learned", texts), ("held out", held_out))
     }
+    tokens_of, made_of = own_tokens(source.subject), source.about
+    del module, source  # a fine-tune makes room for its base
     if base is not None:
         with base() as of_base:
             logits = logits_of(model.family, of_base, size, out)
@@ -80,8 +82,8 @@ def ask(
                 for kind, one in found["learned"].items()
             }
     lengths = {kind: list(one.ids.shape) for kind, one in found["learned"].items()}
-    about = {**about, "inputs": source.about, "texts": lengths}
-    return Asked(found["learned"], found["held out"], about, own_tokens(source.subject))
+    about = {**about, "inputs": made_of, "texts": lengths}
+    return Asked(found["learned"], found["held out"], about, tokens_of)
 
 
 def own_tokens(subject: ProbedModel) -> OwnTokens | None:

@@ -16,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from small_models import CASES, finetuned
+from making import case
+from small_models import CASES, GPT2, finetuned
 from tests.transport.test_adapter import train_adapter
 from transfusion import ask, transport
 from transfusion.errors import CheckpointError, DataError, LibraryError, MismatchError, SettingError
@@ -238,6 +239,44 @@ def test_a_file_that_holds_no_answers_is_refused(given, tmp_path):
 def test_images_are_not_asked_beforehand(made, tmp_path):
     with pytest.raises(SettingError, match="no language model"):
         ask(made("vit-classifier", 2), base=made("vit-classifier"), output=tmp_path / "answers.safetensors")
+
+
+# ── other Bs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def small_gpt2(folder: Path, seed: int, dtype: torch.dtype = torch.float32, **settings: int) -> Path:
+    model = case("small", "gpt2", "GPT2LMHeadModel", "GPT2Config", GPT2, **settings).build(seed)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_answers_reach_as_far_as_b_reads(tmp_path):
+    """A reads longer texts than B, whose positions end before."""
+    a, b = small_gpt2(tmp_path / "a", 1, n_positions=24), small_gpt2(tmp_path / "b", 2, n_positions=8)
+    train_adapter(a, tmp_path / "lora", ["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+    how = {"method": "functional", "refine": True, "refine_steps": 2, "force_unrelated": True}
+    moved = transport(tmp_path / "lora", base=a, onto=b, **how)
+    assert moved.metadata()["refinement"]["steps"] >= 0
+
+
+def test_cut_answers_are_those_to_the_first_tokens():
+    ids, logits = torch.randint(9, (3, 6)).int(), torch.randn(3, 6, 9)
+    whole, cut = (Answers(ids[:, :n], *shortened(logits[:, :n])) for n in (6, 4))
+    found = whole.within(4)
+    assert all(torch.equal(getattr(found, name), getattr(cut, name)) for name in ("ids", "counts", "likely"))
+    assert torch.equal(found.shares, cut.shares)
+    assert whole.within(None) is whole.within(6) is whole
+
+
+def test_a_lora_is_refined_on_a_b_in_float16(tmp_path, aligned):
+    """Its norms take no mixture of types on a CPU."""
+    a, b = (small_gpt2(tmp_path / name, seed, torch.float16) for seed, name in enumerate("ab"))
+    train_adapter(a, tmp_path / "lora", ["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+    how = {"refine": True, "refine_steps": 20, "refine_keep": 0.0}
+    moved = transport(tmp_path / "lora", base=a, onto=b, via=aligned(a, b, method="naive"), **how)
+    before, after = moved.metadata()["refinement"]["divergence"]
+    assert after < before
 
 
 # ── several processes ────────────────────────────────────────────────────────────────────────

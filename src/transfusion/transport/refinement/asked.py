@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,6 +103,20 @@ class Answers:
         spans = torch.cat([places[self.spans[some, :1]], self.spans[some, 1:]], 1)
         return Wanted(likely, shares, rest, counts > 0, spans, self.of_spans[some], self.groups)
 
+    def within(self, places: int | None) -> Answers:
+        """Return the answers to the first so many tokens of every text."""
+        if places is None or places >= self.ids.shape[1]:
+            return self
+        kept = (torch.arange(self.ids.shape[1]) < places).expand_as(self.counts)
+        entries = kept.flatten().repeat_interleave(self.counts.flatten())
+        several = {name: getattr(self, name) for name in ("ids", "counts", "chosen", "by_base")}
+        return replace(
+            self,
+            **{name: None if one is None else one[:, :places] for name, one in several.items()},
+            likely=self.likely[entries],
+            shares=self.shares[entries],
+        )
+
     def count(self, texts: Tensor) -> int:
         """Return the number of answers to some texts."""
         count = int((self.counts[texts] > 0).sum())
@@ -156,6 +170,14 @@ class Asked(Shown):
         shapes = self.about["texts"].values()
         texts, tokens = sum(count for count, _ in shapes), sum(count * length for count, length in shapes)
         return Text(f"{self.about['label']} answered {texts} texts of {tokens:,} tokens")
+
+    def within(self, places: int | None) -> Asked:
+        """Return the answers to the first so many tokens of every text."""
+        learned, held_out = (
+            {kind: one.within(places) for kind, one in several.items()}
+            for several in (self.learned, self.held_out)
+        )
+        return replace(self, learned=learned, held_out=held_out)
 
     def save(self, path: Path) -> None:
         """Write the answers."""

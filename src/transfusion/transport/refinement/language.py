@@ -156,6 +156,8 @@ def learned_student(
     values = _values_of(model, unmoved, b, student, trained)
     if other_tokens(b, asked):
         asked, allowed = _in_tokens_of(b, asked), None
+    else:
+        asked = asked.within(ProbedModel(b, skeleton(b)).positions)
     lessons = AskedLessons(asked, of_b, b, settings, values, allowed=allowed, kept=kept)
     start, near = chosen_start(lessons, student, trained)
     if start == BASE:
@@ -187,10 +189,12 @@ def _in_tokens_of(b: Model, asked: Asked) -> Asked:
 
 def _student(output: Output, b: Model) -> tuple[nn.Module, Model | None]:
     """Return the moved model in float32 and what it was built of; or B with an adapter, which alone is
-    trained.
+    trained. A B in float16 is then one in bfloat16.
     """
     if output.adapter_files is not None:
-        return with_adapter(build(b, None), output), None
+        # products are computed in bfloat16, and so is what lies between them; gradients overflow float16
+        half = any(b.info(name).dtype is torch.float16 for name in b.architecture.tensors)
+        return with_adapter(build(b, torch.bfloat16 if half else None), output), None
     wide, model = output.in_dtype(torch.float32), b
     shapes = {name: b.info(name).shape for name in b.architecture.tensors}
     if output.dropped or output.decisive or {name: one.shape for name, one in wide.tensors.items()} != shapes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from transfusion.model.model import Model
 from transfusion.running.live_model import LiveModel, largest_difference
 from transfusion.running.probes.inputs import random_inputs, run_model
 from transfusion.transport.apply import apply
+from transfusion.transport.outcome import outcome_of
 from transfusion.transport.output import Output
 from transfusion.transport.transport import transport
 
@@ -177,6 +179,12 @@ def test_a_head_trained_beside_the_adapter_is_carried_over(made, tmp_path):
     moved = transport(tmp_path / "adapter", base=a, onto=b, residual="tied")
     moved.save(tmp_path / "moved")
     assert moved.metadata()["carried"] == ["classifier.bias", "classifier.weight"]
+    line = outcome_of(moved.metadata(), str(tmp_path / "moved")).load
+    loaded = eval(line, {"peft": import_module("peft"), "transformers": import_module("transformers")})
+    expected, found = load_file(tmp_path / "moved" / "adapter_model.safetensors"), loaded.state_dict()
+    for name in ("weight", "bias"):
+        own = found[f"base_model.model.classifier.modules_to_save.default.{name}"]
+        assert torch.equal(own, expected[f"base_model.model.classifier.{name}"]), "B has no such head itself"
     assert (
         largest_difference(
             outputs_with(tmp_path / "adapter", whole["a"]), outputs_with(tmp_path / "moved", whole["b"])

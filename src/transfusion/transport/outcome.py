@@ -85,6 +85,8 @@ def load_line(metadata: Mapping[str, Any], place: str) -> str:
     of_b = f'{library}.{kind or "AutoModel"}.from_pretrained("{{}}")'
     if metadata["kind"] == "adapter":
         b = of_b.format(metadata["onto"]["name"]) if known else "b"  # as the user loads it
+        if known and (labels := metadata.get("labels")) is not None:
+            b = f"{b.removesuffix(')')}, num_labels={labels})"
         return f'peft.PeftModel.from_pretrained({b}, "{place}")'
     if (made_by := metadata.get("loaded_by")) is not None and not place.endswith(".safetensors"):
         return f'sentence_transformers.{made_by}("{place}")'

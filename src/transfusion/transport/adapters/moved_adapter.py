@@ -339,11 +339,22 @@ class MovedAdapter:
         return self.base.architecture.unread
 
     @cached_property
+    def class_of_b(self) -> str | None:
+        """The class of B with the adapter's own heads; None if B's type has no such class."""
+        model_type = self.onto.config.get("model_type")
+        return class_for(self.adapter.config, {**self.base.config, "model_type": model_type})
+
+    @cached_property
+    def labels(self) -> int | None:
+        """The number of classes of the adapter's own head."""
+        heads = [one.tensor for one in self.factors if one.layout.items[:1] == (Name(LABEL),)]
+        return next((self.shape(name)[0][0] for name in heads if self.owns(name)), None)
+
+    @cached_property
     def _class_name(self) -> str:
         """The class of B with the adapter's own heads; refused if B's type has no such class."""
-        model_type = self.onto.config.get("model_type")
-        name = class_for(self.adapter.config, {**self.base.config, "model_type": model_type})
-        if name is None:
+        if (name := self.class_of_b) is None:
+            model_type = self.onto.config.get("model_type")
             mapping = self.adapter.config.get("auto_mapping") or {}
             task = mapping.get("base_model_class") or self.adapter.config.get("task_type")
             raise AdapterError(
@@ -362,8 +373,7 @@ class MovedAdapter:
         if base is None or not self.has_heads:
             return base
         kept = {key: value for key, value in base.items() if key not in ("num_labels", "problem_type")}
-        heads = [one.tensor for one in self.factors if one.layout.items[:1] == (Name(LABEL),)]
-        count = next((self.shape(name)[0][0] for name in heads if self.owns(name)), None)
+        count = self.labels
         if count is not None and len(base.get("id2label") or ()) != count:
             labels = {str(number): f"LABEL_{number}" for number in range(count)}
             kept |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}

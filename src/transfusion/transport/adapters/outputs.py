@@ -80,8 +80,10 @@ def output_for_b(
     def metadata() -> dict[str, Any]:
         stored = dtype and str(dtype).removeprefix("torch.")
         purpose = pipeline_tag("peft", settings)
+        head = next((one for one in moved if one.has_heads), None)
         return {
             **record.of(*inputs),
+            **({} if head is None else {"class": head.class_of_b, "labels": head.labels}),
             "kind": "adapter",
             "dtype": stored,
             "pipeline_tag": purpose,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from making import case
@@ -32,15 +33,15 @@ from transfusion.transport.refinement.learning import distance
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 """What `accelerate launch` calls for several processes; itself, it starts only one without a GPU."""
+FEW = {"HELD_OUT": 16, "LEAST_HELD_OUT": 8, "WRITTEN": 32}
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True)
 def few_inputs(monkeypatch):
     """Few texts, so that the runs are short."""
-    monkeypatch.setattr(refinement_inputs, "HELD_OUT", 16)
-    monkeypatch.setattr(refinement_inputs, "LEAST_HELD_OUT", 8)
-    monkeypatch.setattr(refinement_inputs, "WRITTEN", 32)
+    for name, count in FEW.items():
+        monkeypatch.setattr(refinement_inputs, name, count)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,17 @@ def given(made, aligned, tmp_path_factory):
     pi = folder / "pi.safetensors"
     aligned(a, b, method="naive").save(pi)
     return {"finetuned": folder / "lora", "base": a, "onto": b, "via": pi}
+
+
+@pytest.fixture(scope="module")
+def answers(given, tmp_path_factory):
+    """The answers of the LoRA."""
+    file = tmp_path_factory.mktemp("answers") / "answers.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in FEW.items():
+            patch.setattr(refinement_inputs, name, count)
+        ask(given["finetuned"], base=given["base"], output=file)
+    return file
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -234,6 +246,38 @@ def test_a_file_that_holds_no_answers_is_refused(given, tmp_path):
     for name in ("odd", "cut"):
         with pytest.raises(DataError, match=name):
             transport(**given, refine=True, answers=tmp_path / f"{name}.safetensors")
+
+
+def damaged() -> list[tuple[str, object]]:
+    """What a file of answers may have: in place of a setting, of a tensor, or beside these."""
+    odd = torch.full((32, 13), 1e6)
+    return [
+        *((f"no {name}", None) for name in ("finetuned", "base", "label", "shapes", "tokens", "inputs")),
+        ("tokens", "many"), ("tokens", 10**9), ("shapes", {"tensors": 3}), ("inputs", [1]),
+        ("odd", odd), ("a.b.c", odd), ("learn.plain.c", odd), ("learn.plain.ids", odd),
+        ("learn.plain.ids", odd.int()), ("learn.plain.ids", -odd.int()), ("learn.plain.counts", odd.int()),
+        ("learn.plain.chosen", odd.half()), ("learn.plain.chosen", odd[:1].half()),
+        *((f"no {name}", None) for name in ("learn.plain", "held.synthetic", "learn.plain.chosen", "held")),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "value"), damaged())
+def test_answers_that_are_damaged_are_refused(given, answers, what, value, tmp_path):
+    found = load_file(answers)
+    with safe_open(answers, "pt") as file:
+        header = dict(file.metadata())
+    about = json.loads(header["answers"])
+    if isinstance(value, torch.Tensor):
+        found[what] = value
+    elif value is not None:
+        about[what] = value
+    else:
+        about.pop(what.removeprefix("no "), None)
+        found = {name: one for name, one in found.items() if not name.startswith(what.removeprefix("no "))}
+    save_file(found, tmp_path / "odd.safetensors", {**header, "answers": json.dumps(about)})
+    job = {name: one for name, one in given.items() if name != "base" or what != "shapes"}
+    with pytest.raises((DataError, MismatchError, CheckpointError)):
+        transport(**job, refine=True, answers=tmp_path / "odd.safetensors")
 
 
 def test_images_are_not_asked_beforehand(made, tmp_path):

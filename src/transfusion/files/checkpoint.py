@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from transfusion.errors import CheckpointError, listing
 from transfusion.files.references import WEIGHTS, resolve, weights_in
@@ -33,7 +35,7 @@ from transfusion.files.tensor_files import (
     stamp,
     unpickle,
 )
-from transfusion.runtime.untrusted_files import path_inside, read_json
+from transfusion.runtime.untrusted_files import path_inside, read_json, validate
 
 CONFIGS = ("config.json", "open_clip_config.json")
 PartT = TypeVar("PartT")
@@ -376,6 +378,18 @@ class CheckpointView(Checkpoint):
         return {name: found[0] if len(found) == 1 else join(found) for name, found in whole.items()}
 
 
+_Size = Annotated[int, Field(ge=0, le=2**40)]
+
+
+class _Described(TypedDict):
+    """What `description` returns; of each tensor, the type and the shape."""
+
+    label: str
+    config: dict[str, Any] | None
+    config_name: str | None
+    tensors: dict[str, Annotated[list[str | list[_Size]], Field(min_length=2, max_length=2)]]
+
+
 @dataclass
 class HeadersOnly(Checkpoint):
     """A checkpoint whose weights are elsewhere: names, shapes, types and the configuration are known."""
@@ -386,6 +400,7 @@ class HeadersOnly(Checkpoint):
     @classmethod
     def described(cls, about: Mapping[str, Any], fingerprint: str) -> HeadersOnly:
         """Return the checkpoint that `description` was made of."""
+        validate(about, _Described, about.get("label"), hint="make the file again")
         file, tensors = MEMORY / WEIGHTS[0], {}
         for name, (dtype, shape) in about["tensors"].items():
             if not isinstance(kind := getattr(torch, dtype, None), torch.dtype):

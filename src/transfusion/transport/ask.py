@@ -15,14 +15,16 @@ from transfusion.files.checkpoint import HeadersOnly, description
 from transfusion.files.publishing import open_staging, require_writable
 from transfusion.model.model import Model, input_files
 from transfusion.model.pair import open_model
+from transfusion.running.building import skeleton
 from transfusion.running.probes.noised import is_denoiser
+from transfusion.running.probes.probed_model import vocabulary
 from transfusion.runtime.engines import require_device
 from transfusion.runtime.settings import verb
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.lora_file import OtherParts
 from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.plan import TransportPlan
-from transfusion.transport.refinement.asked import Asked, reading_answers
+from transfusion.transport.refinement.asked import Asked, reading_answers, require_named
 from transfusion.transport.refinement.denoised import AskedDenoiser
 from transfusion.transport.refinement.denoising import ask_about_latents
 from transfusion.transport.refinement.language import ask_fine_tune, is_language_model
@@ -71,6 +73,7 @@ def _key(settings: AskSettings, tuned: Finetune, a: Model) -> str:
 def base_in(answers: Path) -> Model:
     """Return the base of the fine-tune that was asked: its shapes and settings, without weights."""
     with reading_answers(answers) as (_, about):
+        require_named(about, answers)
         return Model.of(HeadersOnly.described(about["shapes"], about["base"]))
 
 
@@ -136,8 +139,9 @@ def _about(plan: TransportPlan, tuned: Finetune) -> dict[str, Any]:
 
 def _require_answers_of(asked: Asked | AskedDenoiser, about: Mapping[str, Any], file: str | Path) -> None:
     """Refuse answers of another fine-tune, or of one of another base."""
-    for name in ("finetuned", "base"):
-        if asked.about[name] != about[name]:
+    require_named(asked.about, Path(file))
+    for name in {"finetuned", "base", "tokens"} & about.keys():
+        if asked.about.get(name) != about[name]:
             raise MismatchError(
                 f"{file}: these are answers of {asked.about['label']}, and {about['label']} is another model",
                 hint="`transfusion ask` makes the answers of this one",
@@ -154,6 +158,7 @@ def asked_of(
     a = plan.a.to_run  # in its own tokens, if B's are quite others
     about = _about(plan, tuned)
     about["vocabulary"] = None if a.vocabulary is None else a.vocabulary.target
+    about["tokens"] = vocabulary(skeleton(a))
     if (file := getattr(settings, "answers", None)) is not None:
         asked = Asked.load(Path(file))
         _require_answers_of(asked, about, file)

@@ -13,27 +13,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Required
 
 import torch
+from pydantic import Field
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from transfusion.errors import DataError
+from transfusion.errors import DataError, listing
 from transfusion.files.publishing import write_tensors
 from transfusion.files.tokenizer_files import TokenTable
 from transfusion.runtime.shown import Shown
+from transfusion.runtime.untrusted_files import validate
+from transfusion.transport.refinement.inputs import SYNTHETIC
 
 FORMAT, HEADER, TOKENS = "transfusion answers 1", "answers", "tokens"
 MASS, MOST = 0.99, 256
 """The mass that the likely tokens of an answer hold, and the most of them."""
 AT_ONCE = 1 << 22
 """The most logits that are shortened at a time."""
+ROUNDING = 1e-3
+"""By how much a log-probability may be above 0."""
 PLAIN, RECOMBINED, GIVEN = "plain", "recombined", "given"
 """The texts to learn from: passages and written texts, the same in pieces, and the user's own."""
 LEARNED = (PLAIN, RECOMBINED, GIVEN)
 _PARTS = ("ids", "counts", "likely", "shares", "chosen", "by_base")
+_NAMED = ("finetuned", "base", "label", "shapes")
+_AGAIN = "make them again by `transfusion ask`"
+
+
+class _About(TypedDict, total=False):
+    """What a file says of who was asked; what was asked of B says less."""
+
+    finetuned: str
+    base: str
+    label: str
+    shapes: dict[str, Any]
+    change: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tokens: Annotated[int, Field(ge=1)] | None
+    inputs: Required[list[str]]
+    texts: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]]
+    latents: int
 
 
 class Wanted(NamedTuple):
@@ -109,12 +131,15 @@ class Answers:
             return self
         kept = (torch.arange(self.ids.shape[1]) < places).expand_as(self.counts)
         entries = kept.flatten().repeat_interleave(self.counts.flatten())
-        several = {name: getattr(self, name) for name in ("ids", "counts", "chosen", "by_base")}
+        chosen, by_base = (one if one is None else one[:, :places] for one in (self.chosen, self.by_base))
         return replace(
             self,
-            **{name: None if one is None else one[:, :places] for name, one in several.items()},
+            ids=self.ids[:, :places],
+            counts=self.counts[:, :places],
             likely=self.likely[entries],
             shares=self.shares[entries],
+            chosen=chosen,
+            by_base=by_base,
         )
 
     def count(self, texts: Tensor) -> int:
@@ -200,18 +225,19 @@ class Asked(Shown):
         with reading_answers(path, FORMAT) as (file, about):
             tokens = file.metadata().get(TOKENS)
             own = None if tokens is None else _own_tokens(json.loads(tokens))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        groups: dict[str, dict[str, dict[str, Tensor]]] = {"learn": {}, "held": {}}
-        for name, tensor in tensors.items():
-            group, kind, part = name.split(".")
-            groups[group].setdefault(kind, {})[part] = tensor
-        found = {
-            group: {kind: Answers(**parts) for kind, parts in several.items()}
-            for group, several in groups.items()
-        }
-        for one in (*found["learn"].values(), *found["held"].values()):
-            _require_whole(one, path)
-        return cls(found["learn"], found["held"], about, own)
+            groups: dict[str, dict[str, dict[str, Tensor]]] = {"learn": {}, "held": {}}
+            for name in file.keys():  # noqa: SIM118
+                group, kind, part = name.split(".")
+                groups[group].setdefault(kind, {})[part] = file.get_tensor(name)
+            learned, held_out = (
+                {kind: Answers(**parts) for kind, parts in several.items()} for several in groups.values()
+            )
+        every = (*learned.values(), *held_out.values())
+        known = PLAIN in learned and SYNTHETIC in held_out and learned.keys() <= set(LEARNED)
+        size = about.get("tokens") if own is None else len(own.table.tokens)
+        if not (known and all(_are_whole(one, size) for one in every)):
+            raise DataError(f"{path}: the answers do not fit the texts", hint=_AGAIN)
+        return cls(learned, held_out, about, own)
 
 
 @contextmanager
@@ -220,7 +246,6 @@ def reading_answers(path: Path, format: str | None = None) -> Iterator[tuple[Any
 
     ``format`` is that of the answers; None for any.
     """
-    again = "make them again by `transfusion ask`"
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(HEADER, "{}"))
@@ -230,22 +255,42 @@ def reading_answers(path: Path, format: str | None = None) -> Iterator[tuple[Any
                     f"{path} holds no answers of a fine-tune", hint="`transfusion ask` makes such a file"
                 )
             if format not in (None, known):
-                raise DataError(f"{path} holds answers of another kind of model", hint=again)
-            yield file, about
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: these answers cannot be read ({error})", hint=again) from error
+                raise DataError(f"{path} holds answers of another kind of model", hint=_AGAIN)
+            schema: Any = _About
+            yield file, validate(about, schema, path, hint=_AGAIN, error=DataError)
+    except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:
+        raise DataError(f"{path}: these answers cannot be read ({error})", hint=_AGAIN) from error
+
+
+def require_named(about: Mapping[str, Any], path: Path) -> None:
+    """Refuse answers that do not say whose they are."""
+    if absent := [name for name in _NAMED if name not in about]:
+        raise DataError(f"{path}: these answers do not say {listing(absent)}", hint=_AGAIN)
 
 
 def _own_tokens(info: Any) -> OwnTokens:
     (kind, tokens, literal), begin, ends = info
-    return OwnTokens(TokenTable(tuple(tokens), kind, frozenset(literal)), begin, ends)
+    rows = {*literal, *ends, *([] if begin is None else [begin])}
+    if not all(one is None or isinstance(one, str) for one in tokens) or rows - {*range(len(tokens))}:
+        raise ValueError("the tokens are none of a tokenizer")
+    return OwnTokens(TokenTable(tuple(tokens), str(kind), frozenset(literal)), begin, ends)
 
 
-def _require_whole(answers: Answers, path: Path) -> None:
-    """Refuse answers whose parts do not fit each other."""
-    fits = answers.ids.shape == answers.counts.shape and answers.ids.ndim == 2
-    fits = fits and int(answers.counts.min()) >= 0 and answers.likely.shape == answers.shares.shape
-    if not fits or int(answers.counts.sum(dtype=torch.int64)) != len(answers.likely):
-        raise DataError(
-            f"{path}: the answers do not fit the texts", hint="make them again by `transfusion ask`"
-        )
+def _are_whole(answers: Answers, size: int | None) -> bool:
+    """Whether the parts of answers fit each other, and have so many tokens."""
+    ids, counts, likely, shares = answers.ids, answers.counts, answers.likely, answers.shares
+    size = size or torch.iinfo(torch.int32).max
+    whole = (ids, counts, likely)
+    if ids.ndim != 2 or not ids.numel() or counts.shape != ids.shape or likely.ndim != 1:
+        return False
+    if any(one.is_floating_point() or int(one.min()) < 0 for one in whole if one.numel()):
+        return False
+    if len(likely) != int(counts.sum(dtype=torch.int64)) or shares.shape != likely.shape:
+        return False
+    likelihoods = [one for one in (answers.chosen, answers.by_base) if one is not None]
+    return (
+        answers.chosen is not None
+        and all(one.numel() == 0 or int(one.max()) < size for one in (ids, likely))
+        and all(one.shape == ids.shape for one in likelihoods)
+        and all(bool((one <= ROUNDING).all()) for one in (shares, *likelihoods))
+    )

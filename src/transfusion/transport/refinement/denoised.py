@@ -117,7 +117,8 @@ def _noised(path: Path, tensors: Mapping[str, Tensor], group: str) -> Noised:
         most = len(next(iter(told.values())))
         numbered = times.ndim == numbers.ndim == 1 and set(numbers.tolist()) <= set(range(most))
         finite = all(bool(one.isfinite().all()) for one in (*found, *told.values()))
-        if numbered and finite and len(times) and bool(((times >= 0) & (times <= 1)).all()):
+        fits = finite and numbered and answers.shape == changes.shape and len(times)
+        if fits and bool(((times >= 0) & (times <= 1)).all()):
             return Noised(latents, times, numbers, answers, changes, told)
     raise DataError(f"{path}: the answers do not fit the inputs", hint="make them again by `transfusion ask`")
 

@@ -21,7 +21,7 @@ from transfusion.architecture.naming import Naming
 from transfusion.errors import MismatchError
 from transfusion.model.model import Model
 from transfusion.running.building import build, places_of, skeleton
-from transfusion.running.probes.probed_model import ProbedModel, vocabulary
+from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.texts import tokenizer_of
 from transfusion.runtime.engines import require_device
 from transfusion.runtime.optional_libraries import require_library
@@ -62,9 +62,11 @@ def ask_fine_tune(
     calibrate: Path | None = None,
     kept: Path | None = None,
 ) -> Asked:
-    """Ask a fine-tune of A: a model, or an adapter for A as an output."""
-    tokens = vocabulary(skeleton(a))
-    about = {**about, "tokens": tokens}
+    """Ask a fine-tune of A: a model, or an adapter for A as an output.
+
+    ``about`` says whom, and how many ``tokens`` A has.
+    """
+    about, tokens = dict(about), about["tokens"]
     with phase("building the fine-tune"):
         if isinstance(tuned, Model):
             module = build(tuned, None).to(device)

@@ -56,17 +56,15 @@ def expecting(a: Model, output: Output, settings: RefinementSettings, asks: bool
     step = 3 * texts_of_a_step(length, settings.batch) * length // 2
     asking = FORWARD * (written + answered)
     speed = operations_in_a_second(device, b.info(next(iter(b.architecture.tensors))).dtype)
+    steps = settings.steps * step * of_b * (OF_ADAPTER if adapter else OF_WEIGHTS)
+    training = min(steps / speed / processes().count, settings.time or math.inf)
     expected = {
         "memory_to_ask": PROGRAM + int((1 + CACHE_SHARE) * a.checkpoint.nbytes) + CACHE + logits,
         "memory_to_learn": PROGRAM + int((1 + SHARE) * of_weights) + FLOOR + logits + 4 * STATES * trained,
         "disk": 2 * answered * min(MOST, vocabulary) * OF_AN_ANSWER,
         "tokens_to_write": written * (1 + asks),
         "seconds_to_ask": math.ceil(asks * of_a * (asking + FORWARD * answered) / speed),
-        "seconds_to_learn": math.ceil(
-            (of_b * asking + settings.steps * step * of_b * (OF_ADAPTER if adapter else OF_WEIGHTS))
-            / speed
-            / processes().count
-        ),
+        "seconds_to_learn": math.ceil(of_b * asking / speed + training),
     }
     return replace(output, expected=expected)
 

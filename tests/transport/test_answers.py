@@ -280,6 +280,18 @@ def test_answers_that_are_damaged_are_refused(given, answers, what, value, tmp_p
         transport(**job, refine=True, answers=tmp_path / "odd.safetensors")
 
 
+def test_padded_texts_are_refused(given, tmp_path):
+    """Padding would be learned as if it were text."""
+    ids, file = torch.randint(2, 31, (64, 13)), tmp_path / "own.safetensors"
+    mask = torch.ones_like(ids)
+    save_file({"input_ids": ids, "attention_mask": mask}, file)
+    assert "given" in ask(given["finetuned"], base=given["base"], calibrate=file).learned
+    mask[:, 6:] = 0
+    save_file({"input_ids": ids, "attention_mask": mask}, file)
+    with pytest.raises(DataError, match=r"own\.safetensors: some texts are padded"):
+        ask(given["finetuned"], base=given["base"], calibrate=file)
+
+
 def test_images_are_not_asked_beforehand(made, tmp_path):
     with pytest.raises(SettingError, match="no language model"):
         ask(made("vit-classifier", 2), base=made("vit-classifier"), output=tmp_path / "answers.safetensors")
@@ -453,5 +465,7 @@ def test_a_dry_run_says_what_both_phases_take(given, cli, tmp_path):
     )
     assert few["seconds_to_ask"] == 0
     assert many["seconds_to_learn"] > few["seconds_to_learn"]
+    bounded = transport(**given, refine=True, refine_steps=10_000_000, refine_time="1s", dry_run=True)
+    assert bounded.plan()["seconds_to_learn"] < 60 < many["seconds_to_learn"]
     assert many["memory_to_learn"] == few["memory_to_learn"] > 4 * many["bytes_to_write"]
     assert not (tmp_path / "out").exists()

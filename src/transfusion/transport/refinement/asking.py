@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from transfusion.architecture.table import Family
+from transfusion.errors import DataError
 from transfusion.files.tokenizer_files import tokens_in
 from transfusion.model.model import Model
 from transfusion.running.probes.changed_inputs import recombined_texts
@@ -65,6 +66,7 @@ def ask(
     source = RefinementInputs(model, module, seed, kept, tokens)
     if calibrate is not None:
         source.read_own(calibrate)
+        _require_unpadded(source, calibrate)
     texts = _texts(source)
     size, out = source.subject.vocabulary, source.subject.unknown
     held_out = {kind: inputs[TOKENS] for kind, inputs in source.held_out().items()}
@@ -84,6 +86,16 @@ def ask(
     lengths = {kind: list(one.ids.shape) for kind, one in found["learned"].items()}
     about = {**about, "inputs": made_of, "texts": lengths}
     return Asked(found["learned"], found["held out"], about, tokens_of)
+
+
+def _require_unpadded(source: RefinementInputs, path: Path) -> None:
+    """Refuse texts that are padded: what follows padding would be learned as well."""
+    mask = None if source.own is None else source.own.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
+        raise DataError(
+            f"{path}: some texts are padded, by their attention_mask",
+            hint="give a file of texts, one a line, or token ids of texts of one length",
+        )
 
 
 def own_tokens(subject: ProbedModel) -> OwnTokens | None:

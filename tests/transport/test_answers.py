@@ -167,6 +167,19 @@ class Interrupted(Progress):
             raise KeyboardInterrupt
 
 
+def test_a_run_with_answers_is_repeated_with_them(given, tmp_path):
+    """Others were asked with another seed, or with texts of the user's own."""
+    file = tmp_path / "answers.safetensors"
+    ask(given["finetuned"], base=given["base"], output=file, seed=5)
+    transport(**given, refine=True, refine_steps=4, answers=file, output=tmp_path / "out")
+    transport(repeat=tmp_path / "out", output=tmp_path / "again")
+    first, second = tensors(tmp_path / "out"), tensors(tmp_path / "again")
+    assert all(torch.equal(first[name], second[name]) for name in first | second)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="are not there any more"):
+        transport(repeat=tmp_path / "out", output=tmp_path / "once-more")
+
+
 def test_an_interrupted_run_does_not_go_on_with_other_answers(given, tmp_path):
     """The user has asked anew meanwhile."""
     asked = {**given, "refine": True, "refine_steps": 4}

@@ -71,6 +71,13 @@ def repeat(file: str | Path, settings: MovingSettings, finetuned: Sequence[Any] 
     if (refinement := kept.get("refinement")) is not None:
         asked |= {f"refine_{name}": refinement.get(name) for name in ("steps", "rank", "keep", "batch")}
         asked |= {"refine": True, "calibrate": refinement["calibrate"], "seed": refinement["seed"]}
+        if (answers := kept.get("answers")) is not None:
+            if not exists(answers):
+                raise CheckpointError(
+                    f"{answers}: the answers that {path} was learned from are not there any more",
+                    hint="put the file back; a run without it is a new transport",
+                )
+            asked |= {"answers": answers, "calibrate": None}
         if settings.resources.jobs is None:  # the number of threads changes the last digits of sums
             asked["resources"] = replace(settings.resources, jobs=refinement["threads"])
     return transport(tuned[0], **asked)

@@ -62,7 +62,7 @@ from transfusion.transport.settings import MergeSettings, MovingSettings, Transp
 __all__ = ["merge", "transport"]
 
 SettingsT = TypeVar("SettingsT", bound=MatchingSettings)
-_PATHS = ("via", "config", "architecture", "calibrate")
+_PATHS = ("via", "config", "architecture", "calibrate", "answers")
 
 
 @verb(TransportSettings)
@@ -450,7 +450,7 @@ def _require_refinable(settings: MovingSettings, tuned: Sequence[Finetune]) -> N
 def _recorded_settings(settings: MovingSettings) -> dict[str, Any]:
     """Return the settings that a rerun needs, with absolute paths, so that it can start from elsewhere."""
     names = ("via", "new_tokens", "other_parts", "full", "config", "architecture", "calibrate")
-    given = {name: getattr(settings, name) for name in (*names, "vocabulary_share")}
+    given = {name: getattr(settings, name, None) for name in (*names, "vocabulary_share", "answers")}
     if given["other_parts"] == OtherParts.REFUSE:
         del given["other_parts"]
     return {

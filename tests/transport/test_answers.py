@@ -167,6 +167,13 @@ class Interrupted(Progress):
             raise KeyboardInterrupt
 
 
+def test_own_texts_belong_to_whoever_asks(given, answers, tmp_path):
+    """Beside answers, nothing would read them."""
+    (tmp_path / "own.txt").write_text("one\n")
+    with pytest.raises(SettingError, match="nothing would use these inputs"):
+        transport(**given, refine=True, answers=answers, calibrate=tmp_path / "own.txt")
+
+
 def test_a_run_with_answers_is_repeated_with_them(given, tmp_path):
     """Others were asked with another seed, or with texts of the user's own."""
     file = tmp_path / "answers.safetensors"

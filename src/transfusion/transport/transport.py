@@ -94,7 +94,8 @@ def transport(settings: TransportSettings) -> Output:
     if settings.repeat is not None:
         return _repeated(settings, () if settings.finetuned is None else (settings.finetuned,))
     refinement = refinement_settings(settings)
-    measured = settings.alpha == AUTO or settings.keep_support is not None or refinement is not None
+    asks = refinement is not None and settings.answers is None  # answers were given with their own inputs
+    measured = settings.alpha == AUTO or settings.keep_support is not None or asks
     settings = with_calibration(settings, settings.via, measured=measured)
     run = _Run("transport", settings, refinement=refinement, keep_support=settings.keep_support)
     return run.output([settings.finetuned])

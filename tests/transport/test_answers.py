@@ -167,6 +167,11 @@ class Interrupted(Progress):
             raise KeyboardInterrupt
 
 
+def test_answers_are_for_a_refinement(given, answers):
+    with pytest.raises(SettingError, match="`answers`: nothing is refined"):
+        transport(**given, answers=answers)
+
+
 def test_own_texts_belong_to_whoever_asks(given, answers, tmp_path):
     """Beside answers, nothing would read them."""
     (tmp_path / "own.txt").write_text("one\n")

@@ -111,8 +111,9 @@ def refinement_settings(asked: TransportSettings) -> RefinementSettings | None:
             given.setdefault("steps", MANY)
         own = None if asked.calibrate is None else str(Path(asked.calibrate).resolve())
         return RefinementSettings(**given, calibrate=own, seed=asked.seed)
-    if given:
-        raise SettingError(f"`refine_{next(iter(given))}`: nothing is refined", hint="add `refine`")
+    names = [*(f"refine_{name}" for name in given), *(["answers"] if asked.answers is not None else [])]
+    if names:
+        raise SettingError(f"`{names[0]}`: nothing is refined", hint="add `refine`")
     return None
 
 

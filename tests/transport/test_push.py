@@ -15,8 +15,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import ModelCard, constants
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from small_models import CASES, finetuned
 from transfusion.alignment.alignment import Alignment
@@ -340,3 +342,15 @@ def test_an_interrupted_upload_leaves_the_output(models, tmp_path, cli, hub, mon
     assert code == 130
     assert err.endswith(f"\ninterrupted; {tmp_path / 'moved'} is complete, and was not uploaded\n")
     assert (tmp_path / "moved" / "model.safetensors").is_file()
+
+
+def test_no_part_of_an_upload_names_the_users_own_inputs(models, tmp_path, cli, hub):
+    """Methods that compare activations keep their place, and what they are, in π."""
+    own = tmp_path / "own.safetensors"
+    save_file({"pixel_values": torch.randn(64, 3, 12, 12)}, own)
+    words = ["--method", "functional", "--calibrate", own, "-o", tmp_path / "moved", "--push", NEW]
+    code, _, err = cli(*command(models), *words)
+    assert code == 0, err
+    held = require_arrived(hub, NEW, tmp_path / "moved")
+    assert str(tmp_path).encode() in (tmp_path / "moved" / PI_FILE).read_bytes()
+    assert not [name for name, content in held.items() if str(tmp_path).encode() in content]

@@ -18,7 +18,7 @@ from transfusion.alignment.alignment import Alignment
 from transfusion.errors import OutputError, SettingError, reason_of
 from transfusion.files.publishing import contents
 from transfusion.runtime.progress import Progress, phase
-from transfusion.runtime.run_record import shareable, shareable_path, shareable_text
+from transfusion.runtime.run_record import shareable, shareable_text
 from transfusion.transport.adapters.settings import CONFIG
 from transfusion.transport.record import FILE, PI_FILE
 
@@ -83,10 +83,10 @@ def _shareable_files(output: Output, path: Path, folder: Path) -> dict[str, Path
         files[name].write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if PI_FILE in files:
         pi = Alignment.load(files[PI_FILE])
-        source, target = shareable_path(pi.provenance.source), shareable_path(pi.provenance.target)
         files[PI_FILE] = folder / Path(PI_FILE).name
-        told = replace(pi.provenance, source=source, target=target)
-        replace(pi, provenance=told).save(files[PI_FILE])
+        names = ("source", "target", "options", "advice", "vocabulary")  # own inputs are named in two of them
+        told = {name: shareable(getattr(pi.provenance, name)) for name in names}
+        replace(pi, provenance=replace(pi.provenance, **told)).save(files[PI_FILE])
     return files
 
 

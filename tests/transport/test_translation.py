@@ -16,9 +16,9 @@ from transfusion.files.tokenizer_files import BYTES, PIECES, WORDPIECE, TokenTab
 from transfusion.model.model import Model
 from transfusion.running.probes.texts import corpus
 from transfusion.transport.refinement import inputs as refinement_inputs
-from transfusion.transport.refinement.asked import Answers, OwnTokens, Wanted, shortened
+from transfusion.transport.refinement.asked import Answers, Asked, OwnTokens, Wanted, shortened
 from transfusion.transport.refinement.learning import distance
-from transfusion.transport.refinement.translation import Translation
+from transfusion.transport.refinement.translation import Translation, translated
 from vocabularies import save_tokenizer, trained_tokenizer
 
 SIZE = {"a": 400, "b": 700}
@@ -151,6 +151,15 @@ def test_longer_texts_than_b_reads_are_cut(sides):
     text = Translation(a, b, of_b, 9).text([0, *of_a(TEXTS[0])])
     assert len(text.ids) == 9
     assert all(j <= 9 for _, j in text.boundaries)
+
+
+def test_a_tokenizer_that_writes_other_texts_is_refused(sides):
+    """Such as one that knows no capitals: nothing would be learned, and that would be seen hours later."""
+    (a, encode), (b, _) = sides["a"], sides["b"]
+    given = answers([[0, *encode(text)] for text in TEXTS], SIZE["a"])
+    asked = Asked({"plain": given}, {"synthetic": given}, {"label": "one", "inputs": []})
+    with pytest.raises(MismatchError, match="writes none of the texts of one"):
+        translated(asked, Translation(a, b, lambda text: []), SIZE["b"])
 
 
 def test_tokenizers_of_other_kinds_are_refused(sides):

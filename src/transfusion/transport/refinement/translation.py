@@ -135,7 +135,7 @@ class Translation:
         chosen = given.chosen
         assert chosen is not None
         texts = [self.text(row) for row in given.ids.tolist()]
-        width = max(len(one.ids) for one in texts)
+        width = max(1, *(len(one.ids) for one in texts))
         ids = torch.zeros(len(texts), width, dtype=torch.int32)
         counts = torch.zeros(len(texts), width, dtype=torch.int32)
         likely: list[Tensor] = []
@@ -195,6 +195,14 @@ def translated(asked: Asked, translation: Translation, tokens: int) -> Asked:
         learned, held_out = (
             {kind: translation.answers(one) for kind, one in several.items()}
             for several in (asked.learned, asked.held_out)
+        )
+    if not all(
+        any(one.count(torch.arange(len(one.ids))) for one in group.values()) for group in (learned, held_out)
+    ):
+        raise MismatchError(
+            f"B's tokenizer writes none of the texts of {asked.about['label']} as they are: no answers can be"
+            " compared",
+            hint="fine-tune B itself",
         )
     about: Mapping[str, object] = {**asked.about, "tokens": tokens}
     return replace(asked, learned=learned, held_out=held_out, about=about)

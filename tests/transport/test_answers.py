@@ -172,6 +172,20 @@ def test_answers_are_for_a_refinement(given, answers):
         transport(**given, answers=answers)
 
 
+def test_what_cannot_be_learned_is_refused_before_the_search(given, answers, made, tmp_path, monkeypatch):
+    """The search may take an hour."""
+    monkeypatch.setattr("transfusion.matching.align.align_pair", lambda *_: pytest.fail("it was searched"))
+    train_adapter(made("llama"), tmp_path / "other", TARGETS[:1], task_type="CAUSAL_LM")
+    job = {**given, "via": None, "refine": True, "output": tmp_path / "out"}
+    with pytest.raises(MismatchError, match="is another model"):
+        transport(**{**job, "finetuned": tmp_path / "other"}, answers=answers)
+    tuned = finetuned(CASES["vit-classifier"], made("vit-classifier"), tmp_path / "images")
+    images = {"base": made("vit-classifier"), "onto": made("vit-classifier", 2), "finetuned": tuned}
+    for name, value in (("answers", answers), ("refine_batch", 4)):
+        with pytest.raises(SettingError, match=f"`{name}`: only language models"):
+            transport(**{**job, **images}, **{name: value})
+
+
 def test_own_texts_belong_to_whoever_asks(given, answers, tmp_path):
     """Beside answers, nothing would read them."""
     (tmp_path / "own.txt").write_text("one\n")

@@ -24,7 +24,9 @@ from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.adapters.lora_file import OtherParts
 from transfusion.transport.finetunes import Finetune, open_finetune
 from transfusion.transport.plan import TransportPlan
+from transfusion.transport.refinement.asked import FORMAT as OF_TEXTS
 from transfusion.transport.refinement.asked import Asked, reading_answers, require_named
+from transfusion.transport.refinement.denoised import FORMAT as OF_LATENTS
 from transfusion.transport.refinement.denoised import AskedDenoiser
 from transfusion.transport.refinement.denoising import ask_about_latents
 from transfusion.transport.refinement.language import ask_fine_tune, is_language_model
@@ -121,7 +123,7 @@ def asked_denoiser_of(
     about = _about(plan, tuned)
     if (file := getattr(settings, "answers", None)) is not None:
         asked = AskedDenoiser.load(Path(file))
-        _require_answers_of(asked, about, file)
+        _require_answers_of(asked.about, about, file)
         return asked
     assert isinstance(tuned, Adapter)
     on_a = TransportPlan.planned(plan.a, plan.a).adapter(tuned, trust_base=True)
@@ -137,13 +139,20 @@ def _about(plan: TransportPlan, tuned: Finetune) -> dict[str, Any]:
     return {**about, "shapes": description((a.original or a).checkpoint)}
 
 
-def _require_answers_of(asked: Asked | AskedDenoiser, about: Mapping[str, Any], file: str | Path) -> None:
+def require_answers(plan: TransportPlan, tuned: Finetune, file: str | Path) -> None:
+    """Refuse answers of another fine-tune by the header of their file."""
+    kind = OF_LATENTS if learns_denoising(plan, tuned) else OF_TEXTS
+    with reading_answers(Path(file), kind) as (_, found):
+        _require_answers_of(found, _about(plan, tuned), file)
+
+
+def _require_answers_of(found: Mapping[str, Any], about: Mapping[str, Any], file: str | Path) -> None:
     """Refuse answers of another fine-tune, or of one of another base."""
-    require_named(asked.about, Path(file))
+    require_named(found, Path(file))
     for name in {"finetuned", "base", "tokens"} & about.keys():
-        if asked.about.get(name) != about[name]:
+        if found.get(name) != about[name]:
             raise MismatchError(
-                f"{file}: these are answers of {asked.about['label']}, and {about['label']} is another model",
+                f"{file}: these are answers of {found['label']}, and {about['label']} is another model",
                 hint="`transfusion ask` makes the answers of this one",
             )
 
@@ -161,7 +170,7 @@ def asked_of(
     about["tokens"] = vocabulary(skeleton(a))
     if (file := getattr(settings, "answers", None)) is not None:
         asked = Asked.load(Path(file))
-        _require_answers_of(asked, about, file)
+        _require_answers_of(asked.about, about, file)
         return asked
     on_a = TransportPlan.planned(a, a)
     moved = on_a.move((tuned,), trust_base=True) if isinstance(tuned, Adapter) else None

@@ -42,6 +42,7 @@ from transfusion.transport.ask import (
     base_in,
     learns_by_answers,
     learns_denoising,
+    require_answers,
 )
 from transfusion.transport.finetunes import Finetune, check_named_base, open_finetune
 from transfusion.transport.merge_rules import MergeRule
@@ -156,6 +157,8 @@ class _Run:
             plan = TransportPlan.planned(pair.a, pair.b, given, assumed=True)
             early = self.moved(plan, tuned)
             early.within_memory(settings.resources)
+            if self.refinement is not None:
+                self._require_learnable(plan, tuned[0], self.refinement)
             if settings.dry_run and self.refinement is not None and learns_by_answers(plan, tuned[0]):
                 asks = getattr(settings, "answers", None) is None
                 return expecting(plan.a.to_run, early, self.refinement, asks, settings.resources.device)
@@ -230,20 +233,11 @@ class _Run:
         staging: StagingFolder | None,
     ) -> Output:
         """Return B + α·π(τ) after its refinement."""
+        self._require_learnable(plan, tuned, refinement)
         if learns_by_answers(plan, tuned):
             return self._refined_by_answers(plan, tuned, refinement, staging)
         if learns_denoising(plan, tuned) and not self.settings.full:
             return self._refined_denoiser(plan, tuned, refinement, staging)
-        if getattr(self.settings, "answers", None) is not None:
-            raise SettingError(
-                "`answers`: only language models, and adapters of models that denoise, learn from them",
-                hint="leave it out",
-            )
-        if processes().count > 1:
-            raise SettingError(
-                "only language models, and adapters of models that denoise, are refined by several processes",
-                hint="start the command itself, without `accelerate launch`",
-            )
         full, targets = self.settings.full, None
         if plan.alignment.other_shape and isinstance(tuned, Adapter) and not full:
             if refinement.rank is not None:
@@ -271,6 +265,26 @@ class _Run:
             resources=self.settings.resources,
             progress=self.settings.progress,
         )
+
+    def _require_learnable(
+        self, plan: TransportPlan, tuned: Finetune, refinement: RefinementSettings
+    ) -> None:
+        """Refuse answers of another fine-tune, and settings of which a refinement makes nothing."""
+        file = getattr(self.settings, "answers", None)
+        if learns_by_answers(plan, tuned) or (learns_denoising(plan, tuned) and not self.settings.full):
+            if file is not None:
+                require_answers(plan, tuned, file)
+            return
+        only = "only language models, and adapters of models that denoise,"
+        if file is not None:
+            raise SettingError(f"`answers`: {only} learn from them", hint="leave it out")
+        if refinement.batch is not None:
+            raise SettingError(f"`refine_batch`: {only} learn in batches of any size", hint="leave it out")
+        if processes().count > 1:
+            raise SettingError(
+                f"{only} are refined by several processes",
+                hint="start the command itself, without `accelerate launch`",
+            )
 
     def _refined_denoiser(
         self,

@@ -181,9 +181,14 @@ def test_a_refinement_that_brings_nothing_writes_nothing_unless_asked_to(inputs,
         def note(self, text: str) -> None:
             noted.append(text)
 
-    with pytest.raises(UselessResultError, match="nothing was written: the refinement brought nothing"):
+    with pytest.raises(
+        UselessResultError, match="nothing was written: the refinement brought nothing"
+    ) as refused:
         transport(**given)
     assert not (tmp_path / "out").exists()
+    kept = tmp_path / ".out.partial"
+    assert refused.value.hint.endswith(f"writes nevertheless; what was found is kept in {kept}")
+    assert [*(kept / "kept").glob("refinement-*")], "to write nevertheless is no work of hours again"
     transport(**given, force_unrelated=True, progress=Noted())
     assert (tmp_path / "out").exists()
     assert any("brought nothing" in one for one in noted)

@@ -28,7 +28,14 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from transfusion import __version__
-from transfusion.errors import CheckpointError, ClusterError, OutputError, TransfusionError, listing
+from transfusion.errors import (
+    CheckpointError,
+    ClusterError,
+    OutputError,
+    TransfusionError,
+    UselessResultError,
+    listing,
+)
 from transfusion.files.tensor_files import headers
 from transfusion.runtime.untrusted_files import read_json, require_regular, validate
 
@@ -283,11 +290,15 @@ def open_staging(path: Path, *, force: bool, folder: bool | None = None) -> Iter
 def _clear_after(error: BaseException, staging: StagingFolder) -> None:
     """Remove what no second run can use, and say from where one resumes."""
     full = isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
-    if isinstance(error, TransfusionError) and not full and not isinstance(error, ClusterError):
+    again = full or isinstance(error, ClusterError | UselessResultError)
+    if isinstance(error, TransfusionError) and not again:
         shutil.rmtree(staging.root, ignore_errors=True)  # the inputs are at fault
         return
     staging.tidy()
-    if isinstance(error, TransfusionError):
+    if isinstance(error, UselessResultError):
+        kept = f"; what was found is kept in {staging.root}" if staging.root.exists() else ""
+        error.hint = f"{error.hint or ''}{kept}"
+    elif isinstance(error, TransfusionError):
         error.hint = f"{error.hint}{_resuming(staging)}"
     elif staging.root.exists() and not isinstance(error, OSError):
         error.add_note(_resuming(staging).removeprefix("; "))

@@ -25,7 +25,9 @@ import transfusion
 from transfusion.transport.refinement import inputs
 from transfusion.transport.refinement.learning import AskedLessons
 
-STEPS, LEARNED, HELD_OUT, TOGETHER = 6, 16, 8, 4
+STEPS, LEARNED, HELD_OUT, LENGTH = 6, 8, 4, 256
+BATCH = 2
+"""The texts of a step that A answered; half as many of B's come on top."""
 inputs.WRITTEN, inputs.HELD_OUT = LEARNED, HELD_OUT
 
 
@@ -49,7 +51,7 @@ def learn(lora: str, a: str, b: str, pi: str, answers: str) -> dict[str, Any]:
     AskedLessons.add_gradients = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         transfusion.transport(
-            lora, base=a, onto=b, via=pi, answers=answers, refine=True, refine_steps=STEPS,
+            lora, base=a, onto=b, via=pi, answers=answers, refine=True, refine_steps=STEPS, refine_batch=BATCH,
             force_unrelated=True, output=Path(folder) / "out",
         )  # fmt: skip
     return {"step": median(seconds[1:])}
@@ -66,14 +68,13 @@ def peft(lora: str, b: str) -> dict[str, Any]:
     for one in trained:
         one.data = one.data.float()
     optimizer, seconds = torch.optim.Adam(trained, lr=1e-3), []
-    texts = torch.randint(100, (12, 256))
+    texts = torch.randint(100, (BATCH + BATCH // 2, LENGTH))
     for _ in range(STEPS):
         began = time.perf_counter()
         optimizer.zero_grad()
-        for some in torch.split(texts, TOGETHER):
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = tuned(input_ids=some, labels=some).loss * len(some) / len(texts)
-            loss.backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = tuned(input_ids=texts, labels=texts).loss
+        loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - began)
     return {"step": median(seconds[1:]), "tokens": texts.numel()}

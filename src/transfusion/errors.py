@@ -99,9 +99,16 @@ class VerificationError(TransfusionError):
 
 
 class UselessResultError(TransfusionError):
-    """A result that would not be worth writing, unless the user insists with ``force_unrelated``."""
+    """A result that would not be worth writing, unless the user insists with ``force_unrelated``.
+
+    ``command`` is what to type next, if the user typed a command.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, hint: str | None = None, command: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.command = command
 
 
 def reason_of(error: BaseException) -> str:

@@ -58,8 +58,8 @@ load it: {load}
     "apart": """error: nothing was written: {a} and {b} are not alignable by permutation: a permutation matches the \
 units of A and B hardly better than chance (… of the way to a perfect match; 10% would count)
 hint: transport with --refine goes on: it trains the result to answer like the fine-tune, on synthetic inputs and \
-without your data. {functional}--force-unrelated writes the permutation nevertheless. Type this next: transfusion \
-transport {tuned} --base {a} --onto {b} -o {out} --refine
+without your data. {functional}--force-unrelated writes the permutation nevertheless.
+type this next: transfusion transport {tuned} --base {a} --onto {b} -o {out} --refine
 """,
 }
 FUNCTIONAL = "--method functional does without training and brings less. "
@@ -128,7 +128,7 @@ def test_align_stops_where_weights_do_not_match(models, cli, monkeypatch, tmp_pa
     assert code == 4
     assert "hardly better than chance" in said
     assert "transport with --refine" in said
-    assert "Type this next" not in said, "align refines nothing"
+    assert "type this next" not in said, "align refines nothing"
     assert not (tmp_path / "pi.safetensors").exists()
     code, printed, _ = cli(
         "align", "llama/a", "llama/apart", "-o", tmp_path / "pi.safetensors", "--method", "guarded"
@@ -164,7 +164,7 @@ def test_bases_of_other_shapes_stop_with_what_to_type(models, cli, monkeypatch, 
     code, _, said = cli(*words)
     assert code == 4
     assert "different shapes (4 and 3 blocks)" in said
-    assert said.endswith(f"Type this next: transfusion {' '.join(map(str, words))} --refine\n")
+    assert said.endswith(f"\ntype this next: transfusion {' '.join(map(str, words))} --refine\n")
     assert "--force-unrelated" not in said, "there is no permutation between shapes"
 
 

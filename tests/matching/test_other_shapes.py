@@ -734,7 +734,7 @@ def test_the_command_line_shows_blocks_and_says_what_to_do(pair, cli, tmp_path):
     arguments = ["transport", pair / "tuned", "--base", pair / "a", "--onto", pair / "b"]
     code, _, err = cli(*arguments, "-o", tmp_path / "x")
     assert code == 4
-    assert "Type this next: transfusion transport" in err
+    assert "\ntype this next: transfusion transport" in err
     code, out, _ = cli("inspect", pair / "pi.safetensors")
     assert code == 0
     assert "those in brackets correspond" in out

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from transfusion.errors import TransfusionError
+from transfusion.errors import TransfusionError, UselessResultError
 from transfusion.runtime.shown import WIDE
 from transfusion.runtime.terminal import SafeConsole, TerminalProgress, err, one_line, printable
 
@@ -58,10 +58,12 @@ def results_apart() -> Iterator[None]:
 
 
 def print_error(error: TransfusionError) -> None:
-    """Print an error and its hint, one line each."""
+    """Print an error, its hint and the command to type next, one line each."""
     err.print(Text.assemble(("error:", "bold red"), " ", one_line(in_options(error.message))))
     if error.hint:
         err.print(Text.assemble(("hint:", "bold"), " ", one_line(in_options(error.hint))))
+    if isinstance(error, UselessResultError) and error.command:
+        err.print(Text.assemble(("type this next:", "bold"), " ", one_line(error.command)))
 
 
 _PARAMETER = re.compile(r"`(?P<name>[a-z_]+)(=\"?(?P<value>[^`\"]*)\"?)?`")

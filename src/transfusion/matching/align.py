@@ -80,10 +80,11 @@ def require_match(pair: Pair, advice: Mapping[str, Any], *, refines: bool) -> No
     else:
         reason = str(advice["text"])
     hint = what_else(refines=refines, rotates=rotates, insists=pair.difference is None)
-    if refines and (command := COMMAND.get()) and command.startswith("transfusion transport "):
-        hint = f"{hint} Type this next: {command} --refine"
+    typed = COMMAND.get() or ""
     raise UselessResultError(
-        f"nothing was written: {pair.a.label} and {pair.b.label} are {Verdict.DOUBT}: {reason}", hint=hint
+        f"nothing was written: {pair.a.label} and {pair.b.label} are {Verdict.DOUBT}: {reason}",
+        hint=hint,
+        command=f"{typed} --refine" if refines and typed.startswith("transfusion transport ") else None,
     )
 
 

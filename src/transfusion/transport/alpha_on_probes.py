@@ -283,9 +283,9 @@ def measured_alpha(
     if ours and found.direction < least and not force_unrelated:
         refine = "add `refine`, which trains it to answer like the fine-tune; or " if refinable else ""
         raise UselessResultError(
-            f"with this π, B's outputs on {info['probes']} would change in another direction than A's did"
-            f" (cosine {found.direction:.2f}; 1 is the same, 0 is unrelated): nothing shows that the"
-            " fine-tune arrives",
+            f"nothing was written: with this π, B's outputs on {info['probes']} would change in another"
+            f" direction than A's did (cosine {found.direction:.2f}; 1 is the same, 0 is unrelated): nothing"
+            " shows that the fine-tune arrives",
             hint=refine + "give inputs of your own with `calibrate`; or a number for `alpha`, and measure; or"
             " insist with `force_unrelated`",
         )

@@ -16,9 +16,9 @@ from transfusion.matching.methods import METHODS, RECOMMENDATION, USES
 FINETUNES = {"lora": "llama", "tuned": "llama", "lora.safetensors": "flux"}
 RELATIONS = ("trained-on", "b", "apart")
 LOADS = {
-    "lora": 'peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained("{b}"), "{out}")',
-    "tuned": 'transformers.LlamaForCausalLM.from_pretrained("{out}")',
-    "lora.safetensors": 'pipeline.load_lora_weights("{out}"), or as the file that was moved',
+    "lora": 'import peft, transformers; model = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained("{b}"), "{out}")',
+    "tuned": 'import transformers; model = transformers.LlamaForCausalLM.from_pretrained("{out}")',
+    "lora.safetensors": 'pipeline.load_lora_weights("{out}")  # or as the file that was moved',
 }
 DRIFT = """\
 where the adapter acts, B's weights differ from A's by …; the adapter changes A's by …
@@ -28,7 +28,7 @@ SAME = (
     "same lineage: the units of B are where A has them: B descends from A, and a change of A fits B as it is"
 )
 SEEN = "cost to B: not measured: look at what it makes"
-COST = "cost to B: not measured; `transfusion evaluate` with --support does"
+COST = "cost to B: not measured: transfusion evaluate {out} --against {b} --data TASK --support DATA"
 FITS = {
     "lora": "the fine-tune fits {b} as it is: all of its 56 tensors are unchanged, with α = 1\n" + DRIFT,
     "tuned": "39 tensors moved onto {b} with α = 1\n",
@@ -102,7 +102,7 @@ def test_the_screen_of_a_transport_with_defaults(finetune, relation, models, cli
     )
     given = {**names, "out": out, "load": LOADS[finetune].format(**names, out=out)}
     given["fits"], given["moves"] = (one[finetune].format(**names) for one in (FITS, MOVES))
-    given["cost"] = SEEN if finetune.endswith("safetensors") else COST
+    given["cost"] = SEEN if finetune.endswith("safetensors") else COST.format(**names, out=out)
     given["functional"] = FUNCTIONAL if family == "llama" else ""
     expected = re.escape(SCREENS[relation].format(**given)).replace("…", ".*")
     assert re.fullmatch(expected, said + printed), said + printed
@@ -118,8 +118,8 @@ def test_the_json_ends_with_the_same(models, cli, monkeypatch, tmp_path):
     ended = json.loads(printed)["outcome"]
     assert ended["arrived"] == "the whole change, moved to where A's units are in B"
     scope: dict[str, object] = {}
-    exec(f"import transformers\nloaded = {ended['load']}", scope)
-    assert type(scope["loaded"]).__name__ == "LlamaForCausalLM", "the line that is printed loads the result"
+    exec(ended["load"], scope)
+    assert type(scope["model"]).__name__ == "LlamaForCausalLM", "the line that is printed loads the result"
 
 
 def test_align_stops_where_weights_do_not_match(models, cli, monkeypatch, tmp_path):

@@ -239,7 +239,7 @@ def test_the_first_success_of_the_readme_is_one(place, tmp_path):
         ["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "load it: peft.PeftModel" in done.stdout
+    assert "load it: import peft, transformers; model = peft.PeftModel" in done.stdout
 
 
 @pytest.mark.slow

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
 from transfusion.transport.refinement.settings import CHANGE
 
 NOT_YOURS = "on inputs that are not your task's"
-UNMEASURED = "not measured; `transfusion evaluate` with --support does"
 _WHOLE = {
     "same lineage": "the whole change, as it is",
     "alignable": "the whole change, moved to where A's units are in B",
@@ -40,7 +40,7 @@ def outcome_of(metadata: Mapping[str, Any], place: str) -> Outcome:
     if (refined := metadata.get("refinement")) is not None:
         arrived, cost = _of_refinement(refined)
     else:
-        arrived, cost = _of_transport(metadata)
+        arrived, cost = _of_transport(metadata, place)
     return Outcome(arrived, cost, load_line(metadata, place))
 
 
@@ -60,7 +60,7 @@ def _of_refinement(refined: Mapping[str, Any]) -> tuple[str, str]:
     return arrived, f"B's own answers stay the same on {refined['kept']:.0%} of synthetic inputs"
 
 
-def _of_transport(metadata: Mapping[str, Any]) -> tuple[str, str]:
+def _of_transport(metadata: Mapping[str, Any], place: str) -> tuple[str, str]:
     shift = metadata.get("output_shift") or {}
     if all(shift.get(name) is not None for name in ("direction", "size", "reach")):
         own = metadata["settings"].get("calibrate") is not None
@@ -72,25 +72,31 @@ def _of_transport(metadata: Mapping[str, Any]) -> tuple[str, str]:
         return arrived, f"there, B's outputs move by {shift['reach']:.2f} of their own spread"
     advice = metadata["alignment"].get("advice") or {}
     known = _WHOLE.get(advice.get("verdict", ""))
-    cost = UNMEASURED if not metadata.get("file_format") else "not measured: look at what it makes"
-    return known or "not known: nothing shows that this π fits A and B", cost
+    measure = f"transfusion evaluate {quote(place)} --against {quote(metadata['onto']['name'])}"
+    seen = metadata.get("file_format") or metadata.get("library") == "diffusers"
+    cost = "look at what it makes" if seen else f"{measure} --data TASK --support DATA"
+    return known or "not known: nothing shows that this π fits A and B", f"not measured: {cost}"
 
 
 def load_line(metadata: Mapping[str, Any], place: str) -> str:
-    """Return the Python that loads an output."""
+    """Return the line of Python that loads an output, as it can be pasted."""
     library, kind = metadata.get("library"), metadata.get("class")
     known = library in ("transformers", "diffusers")
     if metadata.get("file_format"):
-        return f'pipeline.load_lora_weights("{place}"), or as the file that was moved'
+        return f'pipeline.load_lora_weights("{place}")  # or as the file that was moved'
     of_b = f'{library}.{kind or "AutoModel"}.from_pretrained("{{}}")'
     if metadata["kind"] == "adapter":
-        b = of_b.format(metadata["onto"]["name"]) if known else "b"  # as the user loads it
-        if known and (labels := metadata.get("labels")) is not None:
+        load = 'model = peft.PeftModel.from_pretrained({}, "{}")'
+        if not known:
+            return f"import peft; {load.format('b', place)}  # b: the new base, as you load it"
+        b = of_b.format(metadata["onto"]["name"])
+        if (labels := metadata.get("labels")) is not None:
             b = f"{b.removesuffix(')')}, num_labels={labels})"
-        return f'peft.PeftModel.from_pretrained({b}, "{place}")'
+        return f"import peft, {library}; {load.format(b, place)}"
     if (made_by := metadata.get("loaded_by")) is not None and not place.endswith(".safetensors"):
-        return f'sentence_transformers.{made_by}("{place}")'
+        return f'import sentence_transformers; model = sentence_transformers.{made_by}("{place}")'
     if known and not place.endswith(".safetensors"):
-        return of_b.format(place)
+        return f"import {library}; model = {of_b.format(place)}"
     file = place if place.endswith(".safetensors") else f"{place}/model.safetensors"
-    return f'model.load_state_dict(safetensors.torch.load_file("{file}")), as B is loaded'
+    load = f'model.load_state_dict(safetensors.torch.load_file("{file}"))'
+    return f"import safetensors.torch; {load}  # model: made as B is"

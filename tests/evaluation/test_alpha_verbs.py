@@ -89,14 +89,17 @@ def test_sweep_in_a_table_a_file_and_a_figure(run, job, tmp_path):
     assert "Support: data.safetensors" in drawn
 
 
-def test_sweep_without_a_pi_aligns_first(cli, job, tmp_path):
+@pytest.mark.parametrize("method", ["transfusion", "auto"])
+def test_sweep_without_a_pi_aligns_first(method, cli, job, tmp_path):
     tuned, a, b, _, data = job
-    code, out, _ = cli(
-        *("sweep", tuned, "--base", a, "--onto", b, "--data", data, "--method", "transfusion"),
+    code, out, err = cli(
+        *("sweep", tuned, "--base", a, "--onto", b, "--data", data, "--method", method),
         *("--residual", "tied", "--alphas", "1", "--no-naive", "--json", "-q"),
     )
     assert code == 0
-    assert [curve["label"] for curve in json.loads(out)["curves"]] == ["transfusion"]
+    assert [curve["label"] for curve in json.loads(out)["curves"]] == [method]
+    assert "warning: not alignable by permutation" in err
+    assert ("transport would stop here" in err) == (method == "auto"), "a method that is named does not stop"
 
 
 def test_alphas_as_people_write_them():

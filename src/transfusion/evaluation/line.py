@@ -203,7 +203,8 @@ def open_lines(settings: LineSettings) -> Lines:
         found = align(pair.a, pair.b, resources=resources, progress=progress, **aligning)
         via, advice = [found], found.provenance.advice
         if advice.get("verdict") == Verdict.DOUBT:
-            progress.warn(f"{advice['verdict']}: {advice['text']}; transport would stop here")
+            stops = "; transport would stop here" if settings.chosen.follows_advice else ""
+            progress.warn(f"{advice['verdict']}: {advice['text']}{stops}")
     ways = [*([None] if settings.naive else []), *map(require_one_shape, via)]
     return replace(lines, ways=dict(zip(labels_of(ways), ways, strict=True)))
 

@@ -138,7 +138,11 @@ def test_b_is_the_start_where_pi_does_harm(inputs):
 
     moved = transport(**given, alpha=30.0, refine=True, refine_steps=2, progress=Noted())
     assert moved.metadata()["refinement"]["start"] == "base"
-    assert "tensors moved" not in _lines(moved.metadata())[0]
+    lines = _lines(moved.metadata())
+    assert "tensors moved" not in lines[0]
+    assert not [one for one in lines if one.startswith(("same lineage", "predicted"))], (
+        "π is not in the result"
+    )
     assert any("starts from B" in one for one in noted)
 
 

@@ -98,7 +98,7 @@ def _expected(plan: Mapping[str, int]) -> str:
 
 
 def _lines(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the metadata of an output, line by line; the verdict on π last, unless it was a warning."""
+    """Return the metadata of an output, line by line; last the verdict on π, if π is used and it fits."""
     from transfusion.matching.advice import Verdict
     from transfusion.model.vocabulary_map import describe_vocabulary
     from transfusion.transport.adapters.drift import describe_adapter_drift
@@ -106,9 +106,10 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     from transfusion.transport.refinement.settings import BASE, describe_refinement
 
     moved, onto = metadata["moved"], metadata["onto"]["name"]
+    from_b = (metadata.get("refinement") or {}).get("start") == BASE
     if metadata.get("fits_as_it_is"):
         first = f"the fine-tune fits {onto} as it is: all of its {moved} tensors are unchanged, with α = 1"
-    elif (metadata.get("refinement") or {}).get("start") == BASE:
+    elif from_b:
         first = f"{moved} tensors of {onto} trained"
     else:
         first = f"{moved} tensors moved onto {onto} with α = {Alpha.of(metadata['alpha'])}"
@@ -129,11 +130,11 @@ def _lines(metadata: Mapping[str, Any]) -> list[str]:
     if (metadata.get("vocabulary") or {}).get("moved"):
         lines.append(f"vocabularies: {describe_vocabulary(metadata['vocabulary'])}")
     lines += _shift(metadata.get("output_shift") or {}, refinable=metadata["verb"] == "transport")
-    lines += describe_adapter_drift(metadata["drift"]) if metadata.get("drift") else []
+    lines += describe_adapter_drift(metadata["drift"]) if metadata.get("drift") and not from_b else []
     lines += [text] if (text := describe_refinement(metadata.get("refinement"))) else []
     lines += _named("left out of B, because the fine-tune does not have them", metadata.get("dropped", ()))
     lines += _named("not moved, because B has no counterpart", metadata.get("left_out", ()))
-    if (advice := metadata["alignment"]["advice"]) and advice["verdict"] != Verdict.DOUBT:
+    if (advice := metadata["alignment"]["advice"]) and advice["verdict"] != Verdict.DOUBT and not from_b:
         lines.append(f"{advice['verdict']}: {advice['text']}")
     return lines
 

@@ -157,7 +157,7 @@ def _advice_of(quality: Mapping[str, PredictionQuality], probed: ActivationPair)
 
 
 def _compared(chosen: str, predicted: Mapping[str, float]) -> str:
-    others = ", ".join(f"{name} {share:.0%}" for name, share in predicted.items() if name != chosen)
+    others = ", ".join(f"{name} {max(share, 0):.0%}" for name, share in predicted.items() if name != chosen)
     simplest = ", the simplest that predicts about as much as any" if chosen != FUNCTIONAL else ""
     return f"{chosen} was chosen{simplest}: it predicts {predicted[chosen]:.0%} of B's activations ({others})"
 

@@ -41,6 +41,7 @@ from transfusion.transport.refinement.room import inputs_in_a_pass
 from transfusion.transport.refinement.settings import (
     BASE,
     CHANGE,
+    STARTS_FROM_B,
     RefinementRecord,
     RefinementSettings,
 )
@@ -203,7 +204,7 @@ def learned_denoiser(
     lessons = DenoisingLessons(asked, of_b, b, student, settings, kept)
     start, near = chosen_start(lessons, student, trained)
     if start == BASE:
-        progress.warn("π takes B's answers away from the fine-tune's, so the refinement starts from B")
+        progress.warn(STARTS_FROM_B)
     record = Training(lessons, near, progress).train(student, start, ADAPTER_RATE, insists=insists)
     return _adapter_of(student).tensors, record
 

@@ -37,7 +37,13 @@ from transfusion.transport.refinement.denoised import AskedDenoiser
 from transfusion.transport.refinement.descent import copied, put, rate_for
 from transfusion.transport.refinement.learning import AskedLessons
 from transfusion.transport.refinement.lessons import Agreement, Lessons, values_in
-from transfusion.transport.refinement.settings import BASE, MOVED, RefinementRecord, RefinementSettings
+from transfusion.transport.refinement.settings import (
+    BASE,
+    MOVED,
+    STARTS_FROM_B,
+    RefinementRecord,
+    RefinementSettings,
+)
 from transfusion.transport.refinement.training import ADAPTER_RATE, Training
 from transfusion.transport.refinement.translation import Translation, translated
 
@@ -163,7 +169,7 @@ def learned_student(
     lessons = AskedLessons(asked, of_b, b, settings, values, allowed=allowed, kept=kept)
     start, near = chosen_start(lessons, student, trained)
     if start == BASE:
-        progress.warn("π takes B's answers away from the fine-tune's, so the refinement starts from B")
+        progress.warn(STARTS_FROM_B)
     rate = ADAPTER_RATE
     if output.adapter_files is None:
         rate = rate_for(float(asked.about["change"]))

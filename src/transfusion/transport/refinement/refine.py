@@ -42,6 +42,7 @@ from transfusion.transport.refinement.settings import (
     BASE,
     MOVED,
     REFINEMENT,
+    STARTS_FROM_B,
     RefinementRecord,
     RefinementSettings,
 )
@@ -103,7 +104,7 @@ def refine(
     start, near = choose_start(teaching, starts)
     training = Training(teaching, near.get(BASE), progress, began)
     if start == BASE:
-        progress.warn("π takes B's answers away from the fine-tune's, so the refinement starts from B")
+        progress.warn(STARTS_FROM_B)
     student = starts[start]
     fit_head(teaching, student, carried)
     if is_adapter:

@@ -12,6 +12,7 @@ from transfusion.transport.settings import TransportSettings, seconds
 
 MOVED, BASE = "moved", "base"
 """The starts of a refinement: B + α·π(τ), or B."""
+STARTS_FROM_B = "the change makes B's answers less like the fine-tune's, so the refinement starts from B"
 
 CHANGE = "change"
 """What agreement means where an adapter learns how far the fine-tune has changed answers: their cosine."""

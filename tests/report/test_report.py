@@ -148,7 +148,9 @@ def test_a_loss_of_support_or_a_weak_prediction_is_no_success(page, job):
         hero = make_hero(read_inputs(job.run), advice, None)
         assert hero.mood == mood
         assert any("--alpha auto" in step for step in hero.next_steps) == (mood != "good")
-        assert any("--refine" in step for step in hero.next_steps) == (mood != "good")
+        assert any("transport with --refine goes on: it" in step for step in hero.next_steps) == (
+            mood != "good"
+        )
 
 
 REFINED = {

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from transfusion import __version__
 from transfusion.alignment.alignment import Alignment
 from transfusion.files.publishing import publish_file, require_writable, write_text
+from transfusion.matching.methods import WITH_TRAINING
 from transfusion.report import sections as make
 from transfusion.report.charts import draw_strands
 from transfusion.report.formats import Evaluation, ScoredModel, Scores, Sweep, SweepCurve
@@ -277,7 +278,7 @@ def _next_steps(advice: Mapping[str, Any], support_lost: bool, metadata: Mapping
     refined = "refinement" in metadata
     tried = "alpha" in (metadata.get("output_shift") or {})
     if not refined:
-        steps.append("transport with --refine, which asks the fine-tune itself on synthetic inputs")
+        steps.append(WITH_TRAINING.replace("`refine=True`", "--refine").rstrip("."))
     if not refined and not tried:
         steps.append("transport with --alpha auto, which chooses α by what both models compute")
     if advice.get("verdict") == "predicted":

@@ -27,7 +27,7 @@ from transfusion.model.model import Model, Reference, input_files
 from transfusion.model.pair import Pair
 from transfusion.runtime.engines import require_device
 from transfusion.runtime.processes import processes
-from transfusion.runtime.progress import Progress
+from transfusion.runtime.progress import Progress, phase
 from transfusion.runtime.resources import format_bytes
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
@@ -161,7 +161,8 @@ class _Run:
                 self._require_learnable(plan, tuned[0], self.refinement)
             if settings.dry_run and self.refinement is not None and learns_by_answers(plan, tuned[0]):
                 asks = getattr(settings, "answers", None) is None
-                return expecting(plan.a.to_run, early, self.refinement, asks, settings.resources.device)
+                with phase("measuring how fast this machine is"):
+                    return expecting(plan.a.to_run, early, self.refinement, asks, settings.resources.device)
             if settings.dry_run:
                 return early
         with settings.resources.connected(), _staging(settings) as staging:

@@ -6,10 +6,12 @@ import ast
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from transfusion.errors import LibraryError
+from transfusion.runtime import optional_libraries
 from transfusion.runtime.optional_libraries import DISTRIBUTION, install_hint, require_library
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,21 @@ def test_hints_name_the_distribution_of_pyproject():
     with pytest.raises(LibraryError) as refused:
         require_library("no_such_library")
     assert refused.value.hint == f"pip install '{DISTRIBUTION}[no-such-library]'"
+
+
+@pytest.mark.parametrize(
+    ("told", "source"),
+    [
+        (None, ""),  # from an index
+        ('{"dir_info": {}, "url": "file:///home/me/clone"}', " @ file:///home/me/clone"),
+        ('{"dir_info": {"editable": true}, "url": "file:///home/me/clone"}', ""),
+    ],
+)
+def test_a_hint_installs_from_the_clone_that_the_package_came_from(told, source, monkeypatch):
+    """No index need have it."""
+    installed = SimpleNamespace(read_text={"direct_url.json": told}.__getitem__)
+    monkeypatch.setattr(optional_libraries, "distribution", lambda name: installed)
+    assert install_hint("demo") == f"pip install '{DISTRIBUTION}[demo]{source}'"
 
 
 def test_every_extra_that_a_hint_names_exists():

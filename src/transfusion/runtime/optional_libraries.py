@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from transfusion.errors import LibraryError
@@ -12,8 +14,18 @@ DISTRIBUTION = "transfusion-rebasin"
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra of this package."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    """Return the command that installs an extra of this package, from where the package came from."""
+    return f"pip install '{DISTRIBUTION}[{extra}]{_source()}'"
+
+
+def _source() -> str:
+    """Return the folder that this package was installed from, as pip reads it; nothing if it was an index."""
+    try:
+        told = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return ""
+    is_folder = "dir_info" in told and not told["dir_info"].get("editable")
+    return f" @ {told['url']}" if is_folder else ""
 
 
 def require_library(name: str, extra: str | None = None) -> Any:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import make_models
+from transfusion import transport
 from transfusion.cli.console import in_options
 from transfusion.matching.methods import METHODS, RECOMMENDATION, USES
+from transfusion.runtime.progress import Progress
 
 FINETUNES = {"lora": "llama", "tuned": "llama", "lora.safetensors": "flux"}
 RELATIONS = ("trained-on", "b", "apart")
@@ -150,6 +152,20 @@ def test_a_refinement_goes_on_where_weights_do_not_match(models, cli, monkeypatc
     assert re.fullmatch(r"cost to B: B's own answers stay the same on \d+% of synthetic inputs", lines[1])
     record = json.loads((tmp_path / "out" / "transfusion.json").read_text())
     assert record["alignment"]["advice"]["predicted_by"].keys() == {"identity", "permutation", "functional"}
+
+
+def test_a_dry_run_shows_a_bar_while_it_tries_the_machine(models, monkeypatch):
+    monkeypatch.chdir(models)
+    shown: list[str] = []
+
+    class Shown(Progress):
+        def bar(self, total=None, text=""):
+            shown.append(text)
+            return super().bar(total, text)
+
+    asked = {"base": "llama/a", "onto": "llama/apart", "refine": True, "dry_run": True}
+    assert transport("llama/lora", **asked, progress=Shown()).plan()["seconds_to_learn"] > 0
+    assert "measuring how fast this machine is" in shown
 
 
 def test_bases_of_other_shapes_stop_with_what_to_type(models, cli, monkeypatch, tmp_path):

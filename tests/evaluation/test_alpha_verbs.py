@@ -24,6 +24,7 @@ from transfusion.evaluation.sweep import sweep
 from transfusion.evaluation.task import EvaluationData
 from transfusion.matching.align import align
 from transfusion.report import views
+from transfusion.runtime.progress import Progress
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.transport import transport
 from wording import put_tokenizer
@@ -100,6 +101,22 @@ def test_sweep_without_a_pi_aligns_first(method, cli, job, tmp_path):
     assert [curve["label"] for curve in json.loads(out)["curves"]] == [method]
     assert "warning: not alignable by permutation" in err
     assert ("transport would stop here" in err) == (method == "auto"), "a method that is named does not stop"
+
+
+def test_models_are_opened_and_built_below_a_bar(job):
+    tuned, a, b, pi, data = job
+    shown: list[str] = []
+
+    class Shown(Progress):
+        def bar(self, total=None, text=""):
+            shown.append(text)
+            return super().bar(total, text)
+
+    sweep(tuned, base=a, onto=b, via=pi, data=data, alphas=(1.0,), progress=Shown())
+    assert shown[:2] == ["building the models"] * 2
+    shown.clear()
+    evaluate(b, data=data, progress=Shown())
+    assert shown[:2] == ["opening the models", "building the models"]
 
 
 def test_alphas_as_people_write_them():

@@ -28,6 +28,7 @@ from transfusion.model.model import Model, Reference
 from transfusion.report import views
 from transfusion.report.result_files import Result, ResultFiles, fields_of
 from transfusion.runtime.engines import as_precision
+from transfusion.runtime.progress import phase
 from transfusion.runtime.run_record import RunRecord
 from transfusion.runtime.settings import verb
 from transfusion.transport.adapters.lora_file import is_adapter, open_adapter
@@ -92,7 +93,8 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     asked = [one for one in (settings.task, settings.beside) if one is not None]
     read = (*given, settings.against, settings.base, *(file for one in asked for file in one.files))
     files = ResultFiles.checked(settings.output, force=settings.force, inputs=read)
-    opened = _opened(given, settings)
+    with phase("opening the models"):
+        opened = _opened(given, settings)
     reference = opened[0] if settings.against is not None else None
     rows: list[ModelScores] = []
     notes: list[str] = []

@@ -30,6 +30,7 @@ from transfusion.model.pair import Pair
 from transfusion.running.building import in_type
 from transfusion.running.live_model import LiveModel
 from transfusion.runtime.engines import as_precision, require_device
+from transfusion.runtime.progress import phase
 from transfusion.transport.adapters.adapter import Adapter
 from transfusion.transport.alpha import Alpha
 from transfusion.transport.finetunes import Finetune, check_named_base, open_finetune
@@ -188,16 +189,17 @@ def open_lines(settings: LineSettings) -> Lines:
     pair = Pair.open(_base(settings), settings.onto, settings.config, progress, settings.vocabulary_share)
     tuned = open_finetune(settings.finetuned, settings.config)
     check_named_base(tuned, pair.a, pair.b, progress, trust_base=settings.trust_base)
-    lines = Lines.of(
-        tuned,
-        pair.a,
-        pair.b,
-        data=settings.task,
-        dtype=as_precision(settings.dtype),
-        device=resources.device,
-        trust_base=settings.trust_base,
-        new_tokens=settings.new_tokens,
-    )
+    with phase("building the models"):
+        lines = Lines.of(
+            tuned,
+            pair.a,
+            pair.b,
+            data=settings.task,
+            dtype=as_precision(settings.dtype),
+            device=resources.device,
+            trust_base=settings.trust_base,
+            new_tokens=settings.new_tokens,
+        )
     if not via:
         aligning |= {"seed": settings.seed, "force_unrelated": True}  # measured, whatever it brings
         found = align(pair.a, pair.b, resources=resources, progress=progress, **aligning)

@@ -168,6 +168,17 @@ def test_whole_models_stay_in_their_family(kin, tmp_path):
         Pair.open(flux, shuffled)  # as verbs do that draw a line from A to B
 
 
+def test_a_refinement_that_would_be_refused_is_not_proposed(kin, made, tmp_path, cli):
+    flux = kin[0]
+    lora = write_lora(tmp_path / "lora.safetensors", FORMATS["diffusers"], flux, "flux")
+    code, _, err = cli(
+        *("transport", lora, "--base", flux, "--onto", made("chroma", 2)),
+        *("-o", tmp_path / "moved.safetensors"),
+    )
+    assert code == 4
+    assert err.splitlines()[-1] == "hint: --force-unrelated writes the permutation nevertheless."
+
+
 def test_a_chroma_of_another_size_is_refused(kin, made):
     narrow = case("chroma-narrow", "chroma", "ChromaTransformer2DModel", CHROMA, num_attention_heads=2)
     with pytest.raises(MismatchError, match=r"of shapes \(30, 7\) and \(20, 7\)") as why:

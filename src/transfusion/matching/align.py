@@ -71,6 +71,7 @@ def require_match(pair: Pair, advice: Mapping[str, Any], *, refines: bool) -> No
     """Refuse bases whose units no permutation matches; say what else to do, if the verb ``refines``."""
     if pair.difference is None and advice.get("verdict") != Verdict.DOUBT:
         return
+    refines = refines and not pair.of_kin  # only adapters move between those, as they are
     rotates = not (pair.a.architecture.unrotated or pair.b.architecture.unrotated)
     if pair.difference is not None:
         if not rotates or set(pair.a.family.inputs) != set(pair.b.family.inputs):

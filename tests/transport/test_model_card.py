@@ -148,6 +148,16 @@ def test_the_text_says_what_was_done_and_how_to_repeat_it():
     assert "## Licence" not in text
 
 
+@pytest.mark.parametrize("start", ["moved", "base"])
+def test_a_refinement_that_started_from_b_has_no_moved_change(start):
+    shares = {"synthetic": 0.5}
+    found = {"start": start, "measure": "answers", "before": shares, "after": shares, "kept": 0.5, "steps": 3}
+    text = card({**METADATA, "refinement": found}, SAME)
+    assert ("moved onto org/b@main: B + α·π(τ), made by" in text) == (start == "moved")
+    assert ("onto org/b@main: B, trained to answer like the fine-tune, made by" in text) == (start == "base")
+    assert ("The advice about this π" in text) == (start == "moved")
+
+
 def test_several_fine_tunes_and_an_alpha_for_each_layer():
     two = [{"name": f"org/{one}", "fingerprint": "0" * 64} for one in ("one", "two")]
     text = card({**METADATA, "verb": "merge", "how": "sum", "finetuned": two, "alpha": {"default": 1, "x.0.*": 0.5}}, SAME)  # fmt: skip

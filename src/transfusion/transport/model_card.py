@@ -13,7 +13,7 @@ from transfusion.files.references import DENOISERS
 from transfusion.model.vocabulary_map import describe_vocabulary
 from transfusion.runtime.run_record import shareable_path, shareable_text
 from transfusion.runtime.untrusted_files import path_inside, require_regular
-from transfusion.transport.refinement.settings import describe_refinement
+from transfusion.transport.refinement.settings import BASE, describe_refinement
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -59,6 +59,7 @@ def card(metadata: Metadata, licences: Mapping[str, str | None]) -> str:
     roles = [("fine-tune", one) for one in tuned]
     roles += [("its base, A", metadata["base"]), ("the new base, B", metadata["onto"])]
     stated = {name: licence for name, licence in licences.items() if licence}
+    from_b = (metadata.get("refinement") or {}).get("start") == BASE  # and π is not in it
     return _template().render(
         front=_front_matter(metadata, licences),
         adapter=metadata["kind"] == "adapter",
@@ -68,13 +69,14 @@ def card(metadata: Metadata, licences: Mapping[str, str | None]) -> str:
         base=shareable_path(metadata["base"]["name"]),
         onto=onto,
         how=metadata.get("how"),
+        from_b=from_b,
         version=metadata["transfusion"],
         without=_without(metadata),
         file_format=metadata.get("file_format"),
         command=shareable_text(metadata.get("command") or ""),
         inputs=[(role, shareable_path(one["name"]), _code(one["fingerprint"])) for role, one in roles],
         settings=[row for row in _settings(metadata).items() if row[1] not in (None, "")],
-        verdict=": ".join(map(str, _advice(metadata))),
+        verdict="" if from_b else ": ".join(map(str, _advice(metadata))),
         tensors={what: value for what, value in _tensors(metadata).items() if value},
         repeatable=metadata.get("repeatable", True),
         verb=metadata["verb"],

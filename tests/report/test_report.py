@@ -22,6 +22,7 @@ from transfusion.report.measures import Bases, head_panels, tensor_roles
 from transfusion.report.page import make_hero
 from transfusion.report.parts import NARROW, WIDE, brief
 from transfusion.report.results import read_inputs
+from transfusion.report.sections import what_was_moved
 
 
 class Reader(HTMLParser):
@@ -171,7 +172,11 @@ def test_a_refined_run_opens_with_what_arrived(full, job):
     refined = replace(inputs, metadata=inputs.metadata | {"refinement": REFINED})
     hero = make_hero(refined, advice, None)
     assert (hero.verdict, hero.mood) == ("refined", "good")
+    assert hero.summary.endswith("and trained there to answer like it.")
     assert dict(hero.outcome)["arrived"].startswith("answers like the fine-tune's, 37% → 57%")
+    for start, lead in (("moved", "B + α·π(τ), refined, written as"), ("base", "B, refined, written as")):
+        refinement = REFINED | {"start": start}
+        assert what_was_moved(inputs.metadata | {"refinement": refinement}).lead.startswith(lead)
     assert dict(hero.outcome)["load it"].endswith(f'.from_pretrained("{job.run.name}")')
     hardly = inputs.metadata | {"refinement": REFINED | {"after": {"synthetic": 0.02}}}
     little = make_hero(replace(inputs, metadata=hardly), advice, None)

@@ -208,7 +208,7 @@ def make_hero(inputs: Inputs, advice: Mapping[str, Any], quality: Quality | None
     summary = "Results in one place."
     if tuned and b:
         title = f"{listed(map(short, tuned))}, moved onto {short(b)}"
-        how = ", B + α·π(τ), refined on synthetic inputs" if refined else " without training: B + α·π(τ)"
+        how = " and trained there to answer like it" if refined else " without training: B + α·π(τ)"
         summary = f"A fine-tune of A, moved onto the new base B{how}."
     stations = (
         ("A", short(a), "the base that was fine-tuned"),

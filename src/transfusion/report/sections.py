@@ -42,7 +42,7 @@ from transfusion.report.results import Inputs, Result, recorded
 from transfusion.runtime.resources import format_bytes
 from transfusion.transport.adapters.drift import describe_adapter_drift
 from transfusion.transport.alpha import Alpha
-from transfusion.transport.refinement.settings import describe_refinement
+from transfusion.transport.refinement.settings import BASE, describe_refinement
 
 NOTABLE = 0.25
 """The least end of the scale for cosines, so that tiny cosines look tiny."""
@@ -80,8 +80,9 @@ def what_was_moved(metadata: Mapping[str, Any]) -> Section:
     if recorded(metadata, "vocabulary", "moved"):
         rows.append(("vocabularies", describe_vocabulary(metadata["vocabulary"])))
     what = "an adapter" if metadata["kind"] == "adapter" else "a model"
-    refined = ", refined," if "refinement" in metadata else ","
-    lead = f"B + α·π(τ){refined} written as {what} that loads wherever B does."
+    refined = metadata.get("refinement")
+    start = "B" if refined and refined["start"] == BASE else "B + α·π(τ)"
+    lead = f"{start}{', refined' if refined else ''}, written as {what} that loads wherever B does."
     return Section("moved", "Moved", "What was moved", lead, [Facts(rows)])
 
 

@@ -245,6 +245,12 @@ class Output(Shown):
         """Return the output as a new module of its library, in memory."""
         return build(self.model(), None)
 
+    def shaped(self) -> Model:
+        """Return a model with the output's tensors, for their names and shapes: B, if it has them."""
+        shapes = {name: self.onto.info(name).shape for name in self.onto.architecture.tensors}
+        own = {name: one.shape for name, one in self.tensors.items()}
+        return self.model() if self.dropped or self.decisive or own != shapes else self.onto
+
     def model(self) -> Model:
         """Return the output as a model in memory."""
         if self.adapter_files is not None:

@@ -203,10 +203,8 @@ def _student(output: Output, b: Model) -> tuple[nn.Module, Model | None]:
         # products are computed in bfloat16, and so is what lies between them; gradients overflow float16
         half = any(b.info(name).dtype is torch.float16 for name in b.architecture.tensors)
         return with_adapter(build(b, torch.bfloat16 if half else None), output), None
-    wide, model = output.in_dtype(torch.float32), b
-    shapes = {name: b.info(name).shape for name in b.architecture.tensors}
-    if output.dropped or output.decisive or {name: one.shape for name, one in wide.tensors.items()} != shapes:
-        model = wide.model()
+    wide = output.in_dtype(torch.float32)
+    model = wide.shaped()
     return build(model, torch.float32, wide.tensor).requires_grad_(True), model
 
 

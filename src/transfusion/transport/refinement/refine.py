@@ -112,7 +112,7 @@ def refine(
         return _with_trained(output, adapter_tensors(student.cpu()), record, fits_as_it_is=False)
     if settings.rank is not None:
         naming = Naming(b.family, live=True)
-        student, _ = with_lora(student, settings.rank, starts[BASE], carried, naming=naming, targets=targets)
+        student = with_lora(student, settings.rank, starts[BASE], carried, naming=naming, targets=targets)
         record = training.train(student, start, ADAPTER_RATE, insists=insists)
         return _as_lora(output, adapter_tensors(student.cpu()), lora_config(student), record)
     starts.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from importlib import import_module
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,50 @@ def test_adapters_made_with_older_names_are_the_same_adapters(shuffled, tmp_path
     rename(new)
     assert new.keys() == old.keys()
     assert all(torch.equal(new[key], old[key]) for key in new)
+
+
+DELTA_NETS = ["qwen3_5", "qwen3_5_moe", "qwen3_5-vision", "qwen3_5_moe-vision"]
+
+
+@pytest.mark.parametrize("case", often(DELTA_NETS, DELTA_NETS[:1]))
+def test_parts_of_a_delta_net_may_have_an_adapter_each(case, shuffled, aligned, tmp_path):
+    """Queries, keys and values apart, as some trainers have them, do what one adapter on all three does."""
+    a, b = shuffled(case)
+    whole = {"rank_pattern": {"in_proj_qkv": 9}, "alpha_pattern": {"in_proj_qkv": 15}}
+    targets = [f"in_proj_{part}" for part in ("qkv", "z", "b", "a")]
+    train_adapter(a, tmp_path / "whole", targets, **whole)
+    sizes = {id.rpartition(".")[2]: size for id, size in Model.open(a).architecture.sizes.items()}
+    rows = [sizes["key"] * one for one in (sizes["dqk"], sizes["dqk"], sizes["value"] * sizes["dvo"])]
+    apart: dict[str, torch.Tensor] = {}
+
+    def divide(tensors):
+        """Keep what each part's own three columns give."""
+        for name in [one for one in tensors if "in_proj_qkv.lora_B" in one]:
+            other = name.replace("lora_B", "lora_A")
+            ups = [up[:, 3 * n : 3 * n + 3] for n, up in enumerate(tensors[name].split(rows))]
+            for part, up, down in zip("qkv", ups, tensors[other].split(3), strict=True):
+                apart[name.replace("qkv", part)] = up.contiguous()
+                apart[other.replace("qkv", part)] = down.contiguous()
+            tensors[name] = torch.block_diag(*ups)
+        apart.update({name: one for name, one in tensors.items() if "in_proj_qkv" not in name})
+
+    shutil.copytree(rewrite(tmp_path / "whole", divide), tmp_path / "apart")
+    save_file(apart, tmp_path / "apart" / "adapter_model.safetensors")
+    config = tmp_path / "apart" / "adapter_config.json"
+    plain = {
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "target_modules": [f"in_proj_{one}" for one in "qkvzba"],
+    }
+    config.write_text(json.dumps(json.loads(config.read_text()) | plain))
+    moving = partial(transport, base=a, onto=b, via=aligned(a, b, residual="tied"))
+    moved = moving(tmp_path / "apart").state_dict()
+    assert {key: one.shape for key, one in moved.items()} == {key: one.shape for key, one in apart.items()}
+    wanted, found = (moving(tmp_path / one, full=True).state_dict() for one in ("whole", "apart"))
+    target = Model.open(b).checkpoint
+    changed = {name for name, one in wanted.items() if not torch.equal(one, target.read(name))}
+    assert {name.rpartition("linear_attn.")[2] for name in changed} == {f"{one}.weight" for one in targets}
+    assert all(torch.allclose(one, found[name], atol=1e-5) for name, one in wanted.items())
 
 
 def test_only_base_and_revision_change_in_the_configuration(shuffled, tmp_path):

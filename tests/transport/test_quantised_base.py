@@ -1,4 +1,4 @@
-"""A QLoRA's base: weights in four bits, as bitsandbytes stores them, read without it."""
+"""A QLoRA's base: quantised weights, as bitsandbytes and GPTQ store them, read without their libraries."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from transfusion.errors import CheckpointError, MismatchError
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.gptq import gptq_weights
 from transfusion.files.quantised import FourBits
 from transfusion.matching.align import align
 from transfusion.model.model import Model
@@ -53,17 +54,69 @@ def four_bits(weight: torch.Tensor, *, nested: bool, block: int = 64) -> dict[st
     return found
 
 
-def quantised(folder: Path, onto: Path, *, nested: bool = True) -> Path:
-    """A model whose linear layers in blocks are in four bits."""
+def words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rows of whole numbers, side by side in words of 32 bits along the last dimension, as GPTQ packs them."""
+    per, (rows, count) = 32 // bits, numbers.shape
+    filled = torch.zeros(rows, -(-count // per) * per, dtype=torch.int64)
+    filled[:, :count] = numbers
+    found = (filled.reshape(rows, -1, per) << torch.arange(0, 32, bits)).sum(2)
+    return torch.where(found < 2**31, found, found - 2**32).to(torch.int32)
+
+
+def gptq(
+    codes: torch.Tensor,
+    zeros: torch.Tensor,
+    scales: torch.Tensor,
+    groups: torch.Tensor,
+    bits: int,
+    *,
+    old: bool,
+) -> dict[str, torch.Tensor]:
+    """Numbers (outputs, inputs) with a zero and a scale for every output and group, as GPTQ stores them."""
+    packed = words(zeros.T, bits)
+    if old:  # a word at a time
+        packed = packed - (2**32 - 1) // (2**bits - 1)
+    return {
+        "qweight": words(codes, bits).T.contiguous(),
+        "qzeros": packed,
+        "scales": scales.T.half().contiguous(),
+        "g_idx": groups.int(),
+    }
+
+
+def by_gptq(weight: torch.Tensor, *, old: bool, bits: int = 4) -> dict[str, torch.Tensor]:
+    """A weight in groups of six inputs, which are not neighbours."""
+    groups = 5 * torch.arange(weight.shape[1]) % 6
+    by_group = [weight[:, groups == one].float() for one in range(6)]
+    low = torch.stack([one.amin(1) for one in by_group], 1).clamp(max=0)
+    scales = ((torch.stack([one.amax(1) for one in by_group], 1) - low) / (2**bits - 1)).half().float()
+    zeros = (-low / scales).round().clamp(0, 2**bits - 1)
+    codes = (weight / scales[:, groups] + zeros[:, groups]).round().clamp(0, 2**bits - 1)
+    return gptq(codes.long(), zeros.long(), scales, groups, bits, old=old)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 6, "desc_act": True, "sym": False}
+KINDS = {
+    "bitsandbytes": (partial(four_bits, nested=False), {"quant_method": "bitsandbytes"}),
+    "bitsandbytes, nested": (partial(four_bits, nested=True), {"quant_method": "bitsandbytes"}),
+    "GPTQ": (partial(by_gptq, old=True), GPTQ),
+    "GPTQ, newer": (partial(by_gptq, old=False), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+}
+"""How the linear layers in blocks are stored, and what the configuration says."""
+
+
+def quantised(folder: Path, onto: Path, kind: str = "bitsandbytes, nested") -> Path:
+    """A model whose linear layers in blocks are quantised."""
     tensors, config = (
         load_file(folder / "model.safetensors"),
         json.loads((folder / "config.json").read_text()),
     )
     found: dict[str, torch.Tensor] = {}
+    store, config["quantization_config"] = KINDS[kind]
     for name, value in tensors.items():
-        parts = four_bits(value, nested=nested) if "_proj" in name else {"": value}
-        found |= {f"{name}.{end}".rstrip("."): one.contiguous() for end, one in parts.items()}
-    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+        parts = store(value) if "_proj" in name else {"": value}
+        place = name.removesuffix("weight").rstrip(".") if "g_idx" in parts else name
+        found |= {f"{place}.{end}".rstrip("."): one.contiguous() for end, one in parts.items()}
     return written(onto, found, config)
 
 
@@ -123,9 +176,31 @@ class Heard(Progress):
         self.notes.append(text)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_an_adapter_of_a_quantised_base_moves_by_what_that_base_computes(nested, made, tmp_path):
-    a = quantised(made("llama"), tmp_path / "a", nested=nested)
+BY_GPTQMODEL = {2: ("03660d5c", "7437b7ff"), 4: ("d70422c5", "3aab4ff5"), 8: ("4987a0ba", "de8fabec")}
+"""By number of bits: how the hashes of what gptqmodel 7.7 stores begin, in the older format and the newer."""
+COMPUTED = {2: "d16b4f4e", 4: "f0a0cb24", 8: "f5de3a6f"}
+"""And those of the weights that it computes with."""
+
+
+def begin_of_hash(*tensors: torch.Tensor) -> str:
+    return hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in tensors)).hexdigest()[:8]
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("bits", BY_GPTQMODEL)
+def test_gptq_is_read_as_gptqmodel_computes_it(bits, old):
+    i, j, k = torch.arange(64), torch.arange(32)[:, None], torch.arange(4)
+    codes, zeros = (7 * i + 3 * j) % 2**bits, (5 * k + j) % 2**bits
+    parts = gptq(codes, zeros, (1 + j % 4) / 64 + k / 1024, 5 * i % 64 // 16, bits, old=old)
+    assert begin_of_hash(parts["qweight"], parts["qzeros"]) == BY_GPTQMODEL[bits][not old]
+    stored = Checkpoint.of({f"m.{name}": one for name, one in parts.items()})
+    (weight,) = gptq_weights(stored, {"checkpoint_format": "gptq" if old else "gptq_v2"}).values()
+    assert begin_of_hash(weight.read(stored)) == COMPUTED[bits]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_of_a_quantised_base_moves_by_what_that_base_computes(kind, made, tmp_path):
+    a = quantised(made("llama"), tmp_path / "a", kind)
     opened = Model.open(a)
     assert opened.is_quantised
     own = Model.open(made("llama")).read(KEY.removeprefix("model."))
@@ -141,19 +216,21 @@ def test_an_adapter_of_a_quantised_base_moves_by_what_that_base_computes(nested,
     b = apply(align(plain, plain, method="random", residual="tied", seed=1), plain).save(tmp_path / "b")
     move = partial(transport, tmp_path / "lora", onto=b, method="guarded", residual="tied", progress=heard)
     by_four, by_plain, by_original = (move(base=one).state_dict() for one in (a, plain, made("llama")))
-    assert heard.notes[0] == f"note: {a}: four bits, read as the numbers that it computes with"
+    assert heard.notes[0] == f"note: {a}: quantised, read as the numbers that it computes with"
     magnitude = next(key for key in by_four if "magnitude" in key)
     assert all(torch.equal(value, by_plain[key]) for key, value in by_four.items())
     assert not torch.equal(by_four[magnitude], by_original[magnitude]), "that base has other norms"
 
 
-def test_a_quantised_base_is_written_as_the_numbers_that_it_computes_with(made, tmp_path):
-    a = quantised(made("llama"), tmp_path / "a")
+@pytest.mark.parametrize(("kind", "within"), [("bitsandbytes", 1e-6), ("GPTQ", 2e-2)])
+def test_a_quantised_base_is_written_as_the_numbers_that_it_computes_with(kind, within, made, tmp_path):
+    """Those of GPTQ are of 16 bits, to which the pairs that are rotated are rounded."""
+    a = quantised(made("llama"), tmp_path / "a", kind)
     b = apply(align(a, a, method="random", residual="tied", seed=1), a).save(tmp_path / "b")
     assert "quantization_config" not in json.loads((b / "config.json").read_text())
     ids = {"input_ids": torch.arange(12)[None]}
     outputs = [LiveModel.of(Model.open(one)).module(**ids).logits for one in (a, b)]
-    assert torch.allclose(*outputs, atol=1e-6)
+    assert torch.allclose(*outputs, atol=within)
 
 
 def test_a_quantised_fine_tune_is_refused(made, tmp_path):
@@ -181,4 +258,41 @@ def test_parts_that_do_not_fit_are_refused(key, value, why, made, tmp_path):
     folder = quantised(made("llama"), tmp_path / "model")
     changed(folder, f"{KEY}.{key}", value)
     with pytest.raises(CheckpointError, match=why):
+        Model.open(folder)
+
+
+Q = KEY.removesuffix("weight")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("qzeros", None, "q_proj has no qzeros beside its qweight"),
+        ("qzeros", torch.zeros(6, 1, dtype=torch.int32), "sizes that do not fit each other"),
+        ("qweight", torch.zeros(7, 48, dtype=torch.int32), "numbers of other than 2, 4 or 8 bits"),
+        ("qweight", torch.zeros(5, 48, dtype=torch.int16), "words of other than 32 bits"),
+        ("scales", torch.zeros(6, 48, dtype=torch.int32), "does not have the tensors of a linear layer"),
+        ("g_idx", torch.full((36,), 6, dtype=torch.int32), "groups that are not there"),
+        ("g_idx", torch.full((36,), -1, dtype=torch.int32), "groups that are not there"),
+    ],
+)
+def test_parts_of_gptq_that_do_not_fit_are_refused(key, value, why, made, tmp_path):
+    folder = quantised(made("llama"), tmp_path / "model", "GPTQ")
+    tensors = load_file(folder / "model.safetensors")
+    assert (Q + key) in tensors
+    if value is None:
+        del tensors[Q + key]
+    else:
+        tensors[Q + key] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=why):
+        Model.open(folder).read(KEY.removeprefix("model."))
+
+
+def test_another_way_to_pack_gptq_is_refused(made, tmp_path):
+    folder = quantised(made("llama"), tmp_path / "model", "GPTQ")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "marlin"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="GPTQ as 'marlin' packs it is not known"):
         Model.open(folder)

@@ -1,8 +1,9 @@
-"""Weights in four bits, as bitsandbytes stores them: read as the numbers that the model computes with.
+"""Quantised weights: read as the numbers that the model computes with.
 
-A QLoRA was trained on these numbers, and not on those of the model that was quantised. Two of them lie in a
-byte, as places in a table of sixteen values; each block has one scale. Scales that are quantised themselves
-("double quantisation") are bytes, with a table of 256 values, scales of their own, and an offset.
+A QLoRA was trained on these numbers, and not on those of the model that was quantised. bitsandbytes puts two
+of them into a byte, as places in a table of sixteen values; each block has one scale. Scales that are
+quantised themselves ("double quantisation") are bytes, with a table of 256 values, scales of their own, and
+an offset. Those of GPTQ are in `gptq`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing_extensions import TypedDict
 
 from transfusion.errors import CheckpointError
 from transfusion.files.checkpoint import Checkpoint
+from transfusion.files.gptq import GptqWeight, gptq_weights
 from transfusion.files.tensor_files import Rows, TensorInfo, content
 from transfusion.runtime.untrusted_files import parse_json, validate
 
@@ -55,6 +57,10 @@ class FourBits:
     def dtype(self) -> torch.dtype:
         found: torch.dtype = getattr(torch, self.state["dtype"])
         return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.state["shape"])
 
     def key(self, part: str) -> str:
         return f"{self.name}.{part}"
@@ -98,7 +104,7 @@ class DequantisedCheckpoint(Checkpoint):
     """A quantised checkpoint, read as the numbers that it computes with."""
 
     stored: Checkpoint | None = None
-    weights: Mapping[str, FourBits] = field(default_factory=dict)
+    weights: Mapping[str, FourBits | GptqWeight] = field(default_factory=dict)
     _last: tuple[str, Tensor] | None = field(default=None, repr=False)
 
     def read(self, name: str, rows: Rows | None = None) -> Tensor:
@@ -121,24 +127,34 @@ class DequantisedCheckpoint(Checkpoint):
 
 
 def dequantised(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint in four bits of bitsandbytes as what it computes with; any other as it is."""
+    """Return a checkpoint of bitsandbytes in four bits, or of GPTQ, as what it computes with; any other as it
+    is.
+    """
     about = (checkpoint.config or {}).get(QUANTISATION)
-    method = about.get("quant_method") if isinstance(about, Mapping) else None
-    states = [name for name in checkpoint.tensors if _STATE in name]
-    if method != "bitsandbytes" or not states:
+    weights = _quantised(checkpoint, about) if isinstance(about, Mapping) else {}
+    if not weights:
         return checkpoint
-    weights = {one.name: one for one in (_four_bits(checkpoint, state) for state in states)}
     used = {key for one in weights.values() for key in one.keys}
     tensors = {name: info for name, info in checkpoint.tensors.items() if name not in used}
     for name, one in weights.items():
-        stored = checkpoint.tensors[name]
-        shape = tuple(one.state["shape"])
-        tensors[name] = TensorInfo(name, shape, one.dtype, stored.file, stamp=stored.stamp)
+        stored = checkpoint.tensors[one.keys[0]]
+        tensors[name] = TensorInfo(name, one.shape, one.dtype, stored.file, stamp=stored.stamp)
     assert checkpoint.config is not None
     config = {key: value for key, value in checkpoint.config.items() if key != QUANTISATION}
     own = {one.name: getattr(checkpoint, one.name) for one in fields(Checkpoint)}
     found = DequantisedCheckpoint(**own, stored=checkpoint, weights=weights)
     return replace(found, tensors=tensors, config=config)
+
+
+def _quantised(checkpoint: Checkpoint, about: Mapping[str, Any]) -> Mapping[str, FourBits | GptqWeight]:
+    """Return the weights that are read here, by name."""
+    match about.get("quant_method"):
+        case "bitsandbytes":
+            states = (name for name in checkpoint.tensors if _STATE in name)
+            return {one.name: one for one in (_four_bits(checkpoint, state) for state in states)}
+        case "gptq":
+            return gptq_weights(checkpoint, about)
+    return {}
 
 
 def _four_bits(checkpoint: Checkpoint, key: str) -> FourBits:

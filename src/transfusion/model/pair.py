@@ -64,7 +64,7 @@ class Pair:
             else:
                 progress.detail(f"{model.label}: {model.family.name}, because {model.why}")
             if model.is_quantised:
-                progress.note(f"note: {model.label}: four bits, read as the numbers that it computes with")
+                progress.note(f"note: {model.label}: quantised, read as the numbers that it computes with")
             if unread := model.unread_settings:
                 what = f"{model.family.library} reads no {listing(unread)}, so that it is ignored"
                 progress.note(f"note: {model.label}: {what}")

@@ -35,7 +35,7 @@ def open_finetune(
         return reference
     if (model := open_model(reference, config)).is_quantised:
         raise MismatchError(
-            f"{model.label} is quantised: what it learned cannot be told from what four bits leave out",
+            f"{model.label} is quantised: what it learned cannot be told from what its bits leave out",
             hint="give the fine-tune's original weights, or its adapter with the quantised model as `base`",
         )
     return model

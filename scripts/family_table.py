@@ -36,6 +36,7 @@ ASKED = {
     "gated delta nets, whose projections one tool keeps together and another apart (`in_proj_q/k/v/z/b/a`)": (
         "thinking-machines-lab/tinker-cookbook#525",
         "sgl-project/sglang#30499",
+        "sgl-project/sglang#30168",
         "vllm-project/vllm#39369",
         "vllm-project/vllm#49354",
     ),
@@ -46,11 +47,17 @@ ASKED = {
     ),
     "LoRAs of Flux.1 on Chroma": ("croquelois/forgeChroma#4",),
     "LoRAs of LTX-2.3 on LTX-2.5": ("deepbeepmeep/Wan2GP#2155", "deepbeepmeep/Wan2GP#2139"),
-    "adapters trained on a quantised base": ("unslothai/unsloth-zoo#810", "huggingface/peft#2105"),
+    "adapters trained on a quantised base": (
+        "unslothai/unsloth-zoo#810",
+        "huggingface/peft#2105",
+        "hiyouga/LlamaFactory#1545",
+        "hiyouga/LlamaFactory#4664",
+    ),
     "Nemotron-H, its state-space layers": ("huggingface/peft#3554",),
     "DeepSeek V4": ("vllm-project/vllm#57166", "vllm-project/vllm#55683", "modelscope/ms-swift#9563"),
     "Jamba": ("axolotl-ai-cloud/axolotl#1449", "vllm-project/vllm#11209"),
     "Mamba, Falcon Mamba": ("state-spaces/mamba#15", "unslothai/unsloth#242", "huggingface/peft#2556"),
+    "ESM-C": ("Biohub/esm#195", "Biohub/esm#203"),
     "Moonshine": ("moonshine-ai/moonshine#86",),
     "Parakeet": ("NVIDIA-NeMo/Speech#13825", "huggingface/audio-transformers-course#230"),
 }

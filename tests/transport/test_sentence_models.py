@@ -9,6 +9,7 @@ from pathlib import Path
 
 import peft
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -252,3 +253,73 @@ def test_the_classifier_of_setfit_is_never_loaded(a, b, tmp_path):
     ]
     assert not (tmp_path / "out" / "model_head.pkl").exists()
     assert not (tmp_path / "ran").exists()
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "good",
+    "bad",
+    "film",
+    "story",
+    "dull",
+    "bright",
+    "the",
+    "a",
+    "was",
+    "is",
+    "very",
+    "not",
+    "actor",
+    "scene",
+]
+TEXTS = ["the film was very good", "it is a dull story", "a bright scene", "the actor was not bad"]
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of words into a model's folder."""
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    marks = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_packages_load_what_was_moved(a, b, tmp_path):
+    """Of sentence-transformers and SetFit, where they are installed; run with 6.2 and 1.2."""
+    packages = pytest.importorskip("sentence_transformers")
+    setfit = pytest.importorskip("setfit")
+    for folder in (a, b):
+        with_tokenizer(folder)
+    load = partial(packages.SentenceTransformer, device="cpu")
+    tuned = with_tokenizer(as_sentence_model(finetuned(ENCODER, a, tmp_path / "tuned"), MEAN, dense(24, 7)))
+    listed = json.loads((tuned / "modules.json").read_text())
+    for one in listed:
+        kind = one["type"].rpartition(".")[2]
+        one["type"] = f"sentence_transformers.models.{kind}"
+    (tuned / "modules.json").write_text(json.dumps(listed))
+    load(str(tuned)).save_pretrained(str(tmp_path / "sentences"))
+    head = setfit.SetFitModel.from_pretrained(str(tmp_path / "sentences"))
+    head.fit(TEXTS, [1, 0, 1, 0], num_epochs=1)
+    head.save_pretrained(str(tmp_path / "setfit"))
+    rank = packages.CrossEncoder(
+        str(with_tokenizer(finetuned(CLASSIFIER, a, tmp_path / "rank"))), device="cpu"
+    )
+    rank.save_pretrained(str(tmp_path / "reranker"))
+    for name in ("sentences", "setfit", "reranker"):
+        move(tmp_path / name, base=a, onto=b, output=tmp_path / f"{name}-on-b")
+    wanted = load(str(tmp_path / "sentences")).encode(TEXTS)
+    found = [load(str(tmp_path / "sentences-on-b")).encode(TEXTS)]
+    found.append(setfit.SetFitModel.from_pretrained(str(tmp_path / "setfit-on-b")).model_body.encode(TEXTS))
+    assert wanted.shape == (4, 7)
+    assert wanted.std() > 0.1
+    assert all(abs(wanted - one).max() < 1e-5 for one in found)
+    pairs = [(one, other) for one in TEXTS for other in TEXTS]
+    scores = packages.CrossEncoder(str(tmp_path / "reranker-on-b"), device="cpu").predict(pairs)
+    assert rank.predict(pairs).std() > 1e-2
+    assert abs(rank.predict(pairs) - scores).max() < 1e-5

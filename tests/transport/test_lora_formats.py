@@ -286,6 +286,100 @@ def test_a_moved_lora_does_on_b_what_it_did_on_a(format, model, shuffled, aligne
     }
 
 
+DOWN = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+NAMED = (".lora_A.default.weight", ".lora_B.default.weight")
+TRAINERS = {
+    "sd-scripts": {
+        "flux": {
+            "lora_unet_double_blocks_0_img_attn_qkv": "double_blocks.0.img_attn.qkv",
+            "lora_unet_single_blocks_2_linear1": "single_blocks.2.linear1",
+        },
+        "unet": {
+            "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q": DOWN,
+            "lora_unet_middle_block_1_transformer_blocks_0_attn2_to_k": (
+                "middle_block.1.transformer_blocks.0.attn2.to_k"
+            ),
+        },
+    },
+    "musubi-tuner": {
+        "wan": {
+            "lora_unet_blocks_0_self_attn_q": "blocks.0.self_attn.q",
+            "lora_unet_blocks_1_ffn_0": "blocks.1.ffn.0",
+        },
+        "qwen-image": {
+            "lora_unet_transformer_blocks_0_attn_add_q_proj": "transformer_blocks.0.attn.add_q_proj"
+        },
+        "hunyuan-video-1.5": {"lora_unet_double_blocks_0_img_attn_qkv": "double_blocks.0.img_attn_qkv"},
+        "z-image": {"lora_unet_layers_0_attention_qkv": "layers.0.attention.qkv"},
+    },
+    "LyCORIS": {
+        "flux": {
+            "lycoris_single_transformer_blocks_0_attn_to_k": "single_transformer_blocks.0.attn.to_k",
+            "lycoris_transformer_blocks_1_ff_context_net_2": "transformer_blocks.1.ff_context.net.2",
+        },
+        "unet": {"lycoris_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q": DOWN},
+    },
+    "ai-toolkit": {
+        "wan": {"diffusion_model.blocks.1.cross_attn.o": "blocks.1.cross_attn.o"},
+        "qwen-image": {
+            "diffusion_model.transformer_blocks.1.img_mlp.net.2": "transformer_blocks.1.img_mlp.net.2"
+        },
+        "z-image": {"diffusion_model.layers.0.attention.to_q": "layers.0.attention.to_q"},
+        "flux2": {"diffusion_model.double_blocks.1.img_mlp.0": "double_blocks.1.img_mlp.0"},
+        "flux": {"transformer.transformer_blocks.0.attn.to_out.0": "transformer_blocks.0.attn.to_out.0"},
+    },
+    "DiffSynth": {
+        "flux": {
+            "blocks.0.attn.a_to_qkv": "double_blocks.0.img_attn.qkv",
+            "blocks.1.attn.b_to_qkv": "double_blocks.1.txt_attn.qkv",
+            "blocks.0.attn.a_to_out": "double_blocks.0.img_attn.proj",
+            "blocks.1.ff_b.2": "double_blocks.1.txt_mlp.2",
+            "blocks.0.norm1_a.linear": "transformer_blocks.0.norm1.linear",
+            "single_blocks.2.to_qkv_mlp": "single_blocks.2.linear1",
+            "single_blocks.0.proj_out": "single_blocks.0.linear2",
+            "single_blocks.0.norm.linear": "single_transformer_blocks.0.norm.linear",
+            "final_norm_out.linear": "final_layer.adaLN_modulation.1",
+        },
+        "wan": {"blocks.0.self_attn.q": "blocks.0.self_attn.q"},
+        "qwen-image": {"transformer_blocks.0.attn.add_q_proj": "transformer_blocks.0.attn.add_q_proj"},
+    },
+}
+"""Names in files of these programs, and the module of each, in the names of its authors or of diffusers."""
+ENDINGS = {"ai-toolkit": POINTS, "DiffSynth": NAMED}
+
+
+@pytest.mark.parametrize(
+    ("program", "model"),
+    often([(one, model) for one in TRAINERS for model in TRAINERS[one]], [("DiffSynth", "flux")]),
+)
+def test_names_of_every_trainer_are_those_of_its_modules(program, model, shuffled, aligned, tmp_path):
+    """What moves is what moves under the names of the formats above, and comes out under its own."""
+    a, b = shuffled(model)
+    weights, modules = weights_of(a), TRAINERS[program][model]
+    down, up = ENDINGS.get(program, KOHYA)
+    files: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+    for number, (stem, module) in enumerate(modules.items()):
+        parts = MODULES[model].get(module, [module])
+        inputs = weights[f"{parts[0].partition('[')[0]}.weight"].shape[1]
+        outputs = sum(height(weights, part) for part in parts)
+        for file, name, ends in zip(
+            files, (stem, f"diffusion_model.{module}"), ((down, up), KOHYA), strict=True
+        ):
+            file[name + ends[0]] = drawn(RANK, inputs, seed=number)
+            file[name + ends[1]] = drawn(outputs, RANK, seed=100 + number)
+            if (down, up) == KOHYA:
+                file[f"{name}.alpha"] = torch.tensor(ALPHA)
+    moved = []
+    for number, file in enumerate(files):
+        save_file(file, tmp_path / f"{number}.safetensors")
+        lora = tmp_path / f"{number}.safetensors"
+        moved.append(transport(lora, base=a, onto=b, via=aligned(a, b)).state_dict())
+    assert moved[0].keys() == files[0].keys()
+    names = dict(zip(*files, strict=True))
+    assert all(torch.equal(one, moved[1][names[key]]) for key, one in moved[0].items())
+    assert any(not torch.equal(one, files[0][key]) for key, one in moved[0].items())
+
+
 def test_where_units_are_not_found_again_a_refinement_is_named(made, tmp_path):
     """The stream of Flux cannot be rotated, so that only a refinement may bring more."""
     a, b = made("flux", 1), made("flux", 2)

@@ -59,6 +59,7 @@ ASKED = {
     "Mamba, Falcon Mamba": ("state-spaces/mamba#15", "unslothai/unsloth#242", "huggingface/peft#2556"),
     "ESM-C": ("Biohub/esm#195", "Biohub/esm#203"),
     "Moonshine": ("moonshine-ai/moonshine#86",),
+    "SAM 3": ("facebookresearch/sam3#330", "Sompote/SAM3_LoRA#1"),
     "Parakeet": ("NVIDIA-NeMo/Speech#13825", "huggingface/audio-transformers-course#230"),
 }
 """Threads in which people ask for adapters or fine-tunes of new families, or stumble over them."""

@@ -9,6 +9,7 @@ import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of torch, here and in all processes that tests start
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a test that asks for more must not burn a busy machine
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torchvision compiles what a torch for CPUs lacks
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -130,6 +130,41 @@ SAM2 = {
         "iou_head_hidden_dim": 10,
     },
 }
+_DETR = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 22, "num_layers": 2}
+SAM3 = {
+    "vision_config": {
+        "backbone_config": {
+            "model_type": "sam3_vit_model",
+            "hidden_size": 36,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 3,
+            "intermediate_size": 20,
+            "image_size": 32,
+            "patch_size": 4,
+            "window_size": 4,
+            "global_attn_indexes": [1],
+            "pretrain_image_size": 16,
+        },
+        "fpn_hidden_size": 24,
+    },
+    "text_config": {
+        "model_type": "clip_text_model",
+        "hidden_size": 18,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 26,
+        "vocab_size": 31,
+        "max_position_embeddings": 64,
+        "projection_dim": 14,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "geometry_encoder_config": {**_DETR, "roi_size": 2},
+    "detr_encoder_config": _DETR,
+    "detr_decoder_config": {**_DETR, "num_queries": 5},
+    "mask_decoder_config": {"hidden_size": 24, "num_attention_heads": 4},
+}
 CASES = (
     timm_eva("timm-eva02", "eva02_base_patch14_224"),
     timm_eva("timm-eva02-clip", "eva02_base_patch16_clip_224"),
@@ -179,6 +214,7 @@ CASES = (
     ),
     case("dinov3-convnext", "dinov3_convnext", "DINOv3ConvNextModel", "DINOv3ConvNextConfig", CONVNEXT),
     case("sam2", "sam2", "Sam2Model", "Sam2Config", SAM2),
+    case("sam3", "sam3", "Sam3Model", "Sam3Config", SAM3),
     case("beit", "beit", "BeitModel", "BeitConfig", BEIT, use_mask_token=True),
     case("beit-shared", "beit", "BeitModel", "BeitConfig", BEIT_SHARED, use_mean_pooling=False),
     case("beit-masked", "beit", "BeitForMaskedImageModeling", "BeitConfig", BEIT_SHARED),

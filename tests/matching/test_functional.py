@@ -126,7 +126,7 @@ def journeys(shuffled, tmp_path_factory) -> Callable[[str], TransportPlan]:
 
 
 HIDDEN = [
-    *("exaone4", "gpt_oss", "llama4", "llama4-vision", "sam", "sam-vision"),
+    *("exaone4", "gpt_oss", "llama4", "llama4-vision", "sam", "sam-vision", "sam3"),
     *("gemma4", "gemma4-vision", "granitemoehybrid", "mamba2", "nemotron_h"),
     "parakeet_transducer",
     *("qwen3_5", "qwen3_5-vision", "qwen3_5_moe", "qwen3_5_moe-vision", "qwen3_next"),

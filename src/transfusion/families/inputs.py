@@ -59,6 +59,14 @@ def sam_inputs(config: Config, given: Inputs) -> Inputs:
     return {**given, "input_points": pixels.new_tensor([[[[side / 3, side / 2]]]] * len(pixels))}
 
 
+def sam3_inputs(config: Config, given: Inputs) -> Inputs:
+    """SAM 3: every image is asked about with a text and two boxes, of which one shows what is not meant."""
+    boxes = given["pixel_values"].new_tensor([[[0.4, 0.5, 0.3, 0.6], [0.7, 0.3, 0.4, 0.2]]])
+    count = len(given["pixel_values"])
+    labels = given["input_ids"].new_tensor([[1, 0]])
+    return {**given, "input_boxes": boxes.expand(count, 2, 4), "input_boxes_labels": labels.expand(count, 2)}
+
+
 def pair_inputs(config: Config, given: Inputs) -> Inputs:
     """A pair of an encoder and a decoder: what the encoder takes, and the decoder's text."""
     ids = given["input_ids"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ from transfusion.transport.refinement import starts, teaching, training
 from transfusion.transport.refinement.answers import OutputTargets, with_similarities
 from transfusion.transport.refinement.descent import Schedule, find_rate, train
 from transfusion.transport.refinement.inputs import RefinementInputs
-from transfusion.transport.refinement.settings import describe_refinement
+from transfusion.transport.refinement.settings import RefinementSettings, describe_refinement
 from transfusion.transport.refinement.starts import choose_start
 
 VIT = "vit-classifier"
@@ -237,6 +239,14 @@ def test_the_time_decides_on_the_steps_which_the_record_keeps(cli, inputs, tmp_p
     assert equal(tmp_path / "out", tmp_path / "again"), "another machine takes as many steps"
     most = transport(**given, refine=True, refine_time=3600.0, refine_steps=2).metadata()
     assert most["settings"]["refinement"]["steps"] == 2
+
+
+def test_half_of_the_time_is_for_the_steps_however_long_the_fine_tune_was_asked():
+    lessons = SimpleNamespace(settings=RefinementSettings(steps=20_000, time=1e6), file=lambda name: None)
+    for spent, steps in ((0, 2000), (2e5, 1600), (9e5, 1000), (5e6, 1000)):
+        one = training.Training(lessons, began=time.monotonic() - spent)
+        rate, found = one._decided(lambda: (1e-3, 500.0))
+        assert (rate, found) == (1e-3, pytest.approx(steps, abs=1))
 
 
 def test_a_heavier_weight_keeps_more_of_b(inputs):

@@ -9,6 +9,7 @@ latents that B makes.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -184,6 +185,7 @@ def learned_denoiser(
 
     ``kept`` is a file name for what an interrupted run goes on with.
     """
+    began = time.monotonic()
     if (device := processes().device(device)) != "cpu":
         require_device(device)
     moved = output.moved_adapter
@@ -205,7 +207,9 @@ def learned_denoiser(
     start, near = chosen_start(lessons, student, trained)
     if start == BASE:
         progress.warn(STARTS_FROM_B)
-    record = Training(lessons, near, progress).train(student, start, ADAPTER_RATE, insists=insists)
+    record = Training(lessons, near, progress, began=began).train(
+        student, start, ADAPTER_RATE, insists=insists
+    )
     return _adapter_of(student).tensors, record
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,6 +142,7 @@ def learned_student(
     ``unmoved`` is an adapter with α = 0, if it is no LoRA, of which it is known. ``allowed`` are the tokens
     that A and B share, if some are not. ``kept`` is a file name for what an interrupted run goes on with.
     """
+    began = time.monotonic()
     if (device := processes().device(device)) != "cpu":
         require_device(device)
     asked = once(kept and kept.with_name(f"{kept.name}-of-a.safetensors"), of_a, Asked.load)
@@ -173,7 +175,7 @@ def learned_student(
     rate = ADAPTER_RATE
     if output.adapter_files is None:
         rate = rate_for(float(asked.about["change"]))
-    record = Training(lessons, near, progress).train(student, start, rate, insists=insists)
+    record = Training(lessons, near, progress, began=began).train(student, start, rate, insists=insists)
     return student, record
 
 

@@ -102,7 +102,7 @@ def refine(
         teacher, b, of_b, starts[MOVED], settings, same_class=not [*output.dropped, *carried], kept=kept
     )
     start, near = choose_start(teaching, starts)
-    training = Training(teaching, near.get(BASE), progress, began)
+    training = Training(teaching, near.get(BASE), progress, began=began)
     if start == BASE:
         progress.warn(STARTS_FROM_B)
     student = starts[start]

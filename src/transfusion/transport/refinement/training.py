@@ -34,6 +34,8 @@ ATTEMPTS = (
 """What is tried in turn while nothing improves: what is said of it, the shares of the learning rate and of
 the weight of B's answers, and whether B is the start.
 """
+OF_STEPS = 0.5
+"""The share of the time that is left for the steps, however long it took to ask the fine-tune."""
 BACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """The shares of the way from B at which the student may end."""
 GAIN_KEPT, OWN_GAIN_KEPT = 0.85, 0.95
@@ -49,13 +51,13 @@ class Training:
         teaching: Lessons,
         of_b: Mapping[str, Agreement] | None = None,
         progress: Progress = SILENT,
-        began: float | None = None,
+        *,
+        began: float,
     ) -> None:
         """``of_b`` is how near B is to the fine-tune on the inputs that decide, if B can be a start;
         ``began`` is when the time of the refinement began, on the monotonic clock.
         """
-        self.teaching, self.of_b, self.progress = teaching, of_b, progress
-        self.began = time.monotonic() if began is None else began
+        self.teaching, self.of_b, self.progress, self.began = teaching, of_b, progress, began
 
     def _decided(self, find: Callable[[], tuple[float, float]]) -> tuple[float, int]:
         """Return the learning rate and the number of steps, as an interrupted run decided or by a trial."""
@@ -65,7 +67,7 @@ class Training:
             return rate, steps
         (rate, seconds), steps = find(), settings.steps
         if settings.time is not None:
-            left = settings.time - (time.monotonic() - self.began)
+            left = max(settings.time - (time.monotonic() - self.began), OF_STEPS * settings.time)
             steps = max(1, min(steps, int(left / seconds)))
         rate, steps = processes().agreed((rate, steps))
         if file is not None and self.teaching.saves:

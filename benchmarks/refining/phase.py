@@ -51,8 +51,8 @@ def learn(lora: str, a: str, b: str, pi: str, answers: str) -> dict[str, Any]:
     AskedLessons.add_gradients = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         transfusion.transport(
-            lora, base=a, onto=b, via=pi, answers=answers, refine=True, refine_steps=STEPS, refine_batch=BATCH,
-            force_unrelated=True, output=Path(folder) / "out",
+            lora, base=a, onto=b, via=pi, answers=answers, refine=True, refine_steps=STEPS,
+            refine_batch=BATCH, force_unrelated=True, output=Path(folder) / "out",
         )  # fmt: skip
     return {"step": median(seconds[1:])}
 

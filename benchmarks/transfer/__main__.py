@@ -50,7 +50,6 @@ from transfer.drawing import (
     draw_seconds,
 )
 from transfusion.matching.methods import preset
-from transfusion.transport.refinement.settings import RefinementSettings
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "refined, 400 own": partial(refined, own=400),
     "refined, rank 16": partial(refined, refine_rank=16),
     **{f"refined, {steps} steps": partial(refined, refine_steps=steps) for steps in STEPS},
-    **{
-        f"from B, {steps} steps": partial(refined, alpha=0.0, refine_steps=steps)
-        for steps in (*STEPS, RefinementSettings().steps)
-    },
+    **{f"from B, {steps} steps": partial(refined, alpha=0.0, refine_steps=steps) for steps in (*STEPS, 600)},
     "ceiling": lambda case: case.ceiling,
 }
 """From a case to a model on B's side: a line here is a column of the tables."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib import import_module
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest

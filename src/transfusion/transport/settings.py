@@ -130,7 +130,12 @@ class TransportSettings(MovingSettings):
         kind=bool,
     )
     refine_steps: int | None = setting(
-        None, "The largest number of training steps.", kind=int, least=1, shown="600", panel=REFINING
+        None,
+        "The largest number of training steps.",
+        kind=int,
+        least=1,
+        shown="1000 for images, 600 else",
+        panel=REFINING,
     )
     refine_time: float | str | None = setting(
         None,

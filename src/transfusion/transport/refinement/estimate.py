@@ -56,7 +56,7 @@ def expecting(a: Model, output: Output, settings: RefinementSettings, asks: bool
     step = 3 * texts_of_a_step(length, settings.batch) * length // 2
     asking = FORWARD * (written + answered)
     speed = operations_in_a_second(device, b.info(next(iter(b.architecture.tensors))).dtype)
-    steps = settings.steps * step * of_b * (OF_ADAPTER if adapter else OF_WEIGHTS)
+    steps = settings.most * step * of_b * (OF_ADAPTER if adapter else OF_WEIGHTS)
     training = min(steps / speed / processes().count, settings.time or math.inf)
     expected = {
         "memory_to_ask": PROGRAM + int((1 + CACHE_SHARE) * a.checkpoint.nbytes) + CACHE + logits,

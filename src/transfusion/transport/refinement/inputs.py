@@ -47,7 +47,8 @@ HELD_OUT = 128
 """The number of held-out inputs of each kind."""
 TOKENS_HELD_OUT, LEAST_HELD_OUT = 6144, 32
 """The most tokens of held-out texts that a model writes, and the fewest texts."""
-CONTINUOUS = ("pixel_values", "input_features", "input_values")
+IMAGES = "pixel_values"
+CONTINUOUS = (IMAGES, "input_features", "input_values")
 """The names of inputs that can be inverted."""
 TOKENS = "input_ids"
 """How the names of inputs end that are texts."""

@@ -17,6 +17,8 @@ STARTS_FROM_B = "the change makes B's answers less like the fine-tune's, so the 
 CHANGE = "change"
 """What agreement means where an adapter learns how far the fine-tune has changed answers: their cosine."""
 
+STEPS, OF_IMAGES = 600, 1000
+"""The most steps where users name no number; those of images, of which each says less than a text."""
 MANY = 20_000
 """The most steps where the time decides."""
 
@@ -28,7 +30,8 @@ REFINEMENT = "refinement"
 class RefinementSettings:
     """How a refinement is run."""
 
-    steps: int = 600
+    steps: int | None = None
+    """The most steps; None for as many as such inputs usually take."""
     keep: float = 0.3
     """The weight of B's own outputs, beside the fine-tune's."""
     rank: int | None = None
@@ -47,7 +50,7 @@ class RefinementSettings:
 
     def __post_init__(self) -> None:
         """Refuse numbers without a meaning."""
-        if self.steps < 1:
+        if self.steps is not None and self.steps < 1:
             raise SettingError(
                 f"`refine_steps` = {self.steps}: there must be at least one step",
                 hint="give a number above 0",
@@ -69,6 +72,11 @@ class RefinementSettings:
                 f"`refine_keep` = {self.keep}: the weight of B's outputs must be 0 or more",
                 hint="1 weighs them like those of the fine-tune, 0 keeps nothing",
             )
+
+    @property
+    def most(self) -> int:
+        """The most steps."""
+        return STEPS if self.steps is None else self.steps
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -34,13 +34,14 @@ from transfusion.transport.refinement.descent import rate_for
 from transfusion.transport.refinement.inputs import (
     BLENDED,
     CORRUPTED,
+    IMAGES,
     OWN,
     SYNTHETIC,
     Inputs,
     RefinementInputs,
 )
 from transfusion.transport.refinement.lessons import Agreement, values_in
-from transfusion.transport.refinement.settings import RefinementSettings
+from transfusion.transport.refinement.settings import OF_IMAGES, RefinementSettings
 
 BATCH = 64
 """The number of images or sounds of a step that the fine-tune answers; B answers half as many."""
@@ -124,6 +125,8 @@ class Teaching:
         self.inputs = RefinementInputs(
             drawn_for, teacher.module, 2 * settings.seed, self.file("of-a"), vocabulary(teacher.of_a)
         )
+        if self.inputs.continuous == IMAGES and settings.steps is None:
+            self.settings = replace(settings, steps=OF_IMAGES)
         kind = natural_kind(self.inputs.subject)
         if kind is not None and not has_natural(kind):
             warn(f"synthetic images show shapes alone; for {kind}, {install_hint('images')}")

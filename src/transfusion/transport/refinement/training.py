@@ -65,7 +65,7 @@ class Training:
         if file is not None and file.exists():
             rate, steps = json.loads(file.read_text())
             return rate, steps
-        (rate, seconds), steps = find(), settings.steps
+        (rate, seconds), steps = find(), settings.most
         if settings.time is not None:
             left = max(settings.time - (time.monotonic() - self.began), OF_STEPS * settings.time)
             steps = max(1, min(steps, int(left / seconds)))
@@ -101,7 +101,7 @@ class Training:
             return ", ".join([f"agreement {form.format(latest.share)}", *filter(None, [teaching.pace])])
 
         keep, gradients = teaching.settings.keep, partial(teaching.add_gradients, student)
-        apart, most = before[teaching.checked].divergence, teaching.settings.steps
+        apart, most = before[teaching.checked].divergence, teaching.settings.most
         rate, steps = self._decided(
             partial(find_rate, trained, partial(gradients, keep=keep), divergence, apart, expected, most)
         )

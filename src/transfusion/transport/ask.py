@@ -166,7 +166,6 @@ def asked_of(
     """Return the answers of a language model: those in the user's file, or it is asked."""
     a = plan.a.to_run  # in its own tokens, if B's are quite others
     about = _about(plan, tuned)
-    about["vocabulary"] = None if a.vocabulary is None else a.vocabulary.target
     about["tokens"] = vocabulary(skeleton(a))
     if (file := getattr(settings, "answers", None)) is not None:
         asked = Asked.load(Path(file))

@@ -19,8 +19,7 @@ from transfusion.running.probes.texts import CACHE, CACHE_SHARE, longest_length
 from transfusion.runtime.processes import is_low_precision, processes
 from transfusion.transport.output import Output
 from transfusion.transport.refinement.asked import MOST
-from transfusion.transport.refinement.inputs import texts_held_out, texts_to_learn
-from transfusion.transport.refinement.learning import texts_of_a_step
+from transfusion.transport.refinement.inputs import texts_held_out, texts_of_a_step, texts_to_learn
 from transfusion.transport.refinement.room import FLOOR, LOGITS, SHARE
 from transfusion.transport.refinement.settings import RefinementSettings
 

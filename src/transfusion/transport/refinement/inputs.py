@@ -48,6 +48,8 @@ HELD_OUT = 128
 TOKENS_HELD_OUT, LEAST_HELD_OUT = 6144, 32
 """The most tokens of held-out texts that a model writes, and the fewest texts."""
 IMAGES = "pixel_values"
+TEXTS, STEP, LEAST = 16, 2048, 4
+"""The texts of a step and process; the most tokens that they have together, and the fewest texts."""
 CONTINUOUS = (IMAGES, "input_features", "input_values")
 """The names of inputs that can be inverted."""
 TOKENS = "input_ids"
@@ -236,6 +238,11 @@ class RefinementInputs:
             write_tensors(staged, {name: one.contiguous() for name, one in found.items()}, {})
             os.replace(staged, file)
         return found
+
+
+def texts_of_a_step(length: int, asked: int | None = None) -> int:
+    """Return the number of texts of so many tokens that a process learns in a step."""
+    return asked or min(TEXTS, max(LEAST, STEP // length))
 
 
 def texts_to_learn(length: int) -> int:

@@ -146,6 +146,8 @@ def learned_student(
     if (device := processes().device(device)) != "cpu":
         require_device(device)
     asked = once(kept and kept.with_name(f"{kept.name}-of-a.safetensors"), of_a, Asked.load)
+    subject = ProbedModel(b, skeleton(b))
+    in_others = other_tokens(subject, asked)
     of_b = once(
         kept and kept.with_name(f"{kept.name}-of-b.safetensors"),
         lambda: ask(
@@ -153,7 +155,7 @@ def learned_student(
             build(b, None).to(device),
             {},
             seed=2 * settings.seed + 1,
-            tokens=None if other_tokens(b, asked) else asked.about["tokens"],
+            tokens=None if in_others else asked.about["tokens"],
         ),
         Asked.load,
     )
@@ -164,10 +166,10 @@ def learned_student(
         student = divided(student, device) if divides else student.to(device)
     trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
     values = _values_of(model, unmoved, b, student, trained)
-    if other_tokens(b, asked):
-        asked, allowed = _in_tokens_of(b, asked), None
+    if in_others:
+        asked, allowed = _in_tokens_of(subject, asked), None
     else:
-        asked = asked.within(ProbedModel(b, skeleton(b)).positions)
+        asked = asked.within(subject.positions)
     lessons = AskedLessons(asked, of_b, b, settings, values, allowed=allowed, kept=kept)
     start, near = chosen_start(lessons, student, trained)
     if start == BASE:
@@ -179,22 +181,21 @@ def learned_student(
     return student, record
 
 
-def other_tokens(b: Model, asked: Asked) -> bool:
+def other_tokens(of_b: ProbedModel, asked: Asked) -> bool:
     """Whether a fine-tune was asked in its own tokens, and B has others."""
-    own = own_tokens(ProbedModel(b, skeleton(b)))
+    own = own_tokens(of_b)
     if own is None or asked.tokens is None:
         return False
     return own.table.digest != asked.tokens.table.digest
 
 
-def _in_tokens_of(b: Model, asked: Asked) -> Asked:
+def _in_tokens_of(of_b: ProbedModel, asked: Asked) -> Asked:
     """Return the answers in B's tokens."""
-    subject = ProbedModel(b, skeleton(b))
-    own, (tokenizer, reason) = own_tokens(subject), tokenizer_of(subject)
+    own, (tokenizer, reason) = own_tokens(of_b), tokenizer_of(of_b)
     if tokenizer is None or own is None or asked.tokens is None:
-        raise MismatchError(f"{b.label}: {reason}", hint="B's tokenizer has to be in its folder")
-    translation = Translation(asked.tokens, own, tokenizer.encode, subject.positions)
-    return translated(asked, translation, subject.vocabulary)
+        raise MismatchError(f"{of_b.model.label}: {reason}", hint="B's tokenizer has to be in its folder")
+    translation = Translation(asked.tokens, own, tokenizer.encode, of_b.positions)
+    return translated(asked, translation, of_b.vocabulary)
 
 
 def _student(output: Output, b: Model) -> tuple[nn.Module, Model | None]:

@@ -26,22 +26,16 @@ from transfusion.transport.refinement.inputs import (
     OWN,
     SYNTHETIC,
     TOKENS,
+    texts_of_a_step,
 )
 from transfusion.transport.refinement.lessons import Agreement
 from transfusion.transport.refinement.room import inputs_in_a_pass
 from transfusion.transport.refinement.settings import RefinementSettings
 
-TEXTS, STEP, LEAST = 16, 2048, 4
-"""The texts of a step and process; the most tokens that they have together, and the fewest texts."""
 AT_ONCE = 1 << 22
 """The most logits that are compared at a time."""
 OF_B = 7_000_000
 """The seeds of what is drawn of B's texts."""
-
-
-def texts_of_a_step(length: int, asked: int | None) -> int:
-    """Return the number of texts of so many tokens that a process learns in a step."""
-    return asked or min(TEXTS, max(LEAST, STEP // length))
 
 
 class Distance(NamedTuple):

@@ -37,6 +37,7 @@ from transfusion.transport.output import Action, Output
 from transfusion.transport.refinement.asked import Asked
 from transfusion.transport.refinement.denoised import AskedDenoiser
 from transfusion.transport.refinement.denoising import learned_denoiser
+from transfusion.transport.refinement.inputs import TEXTS
 from transfusion.transport.refinement.language import learned_student
 from transfusion.transport.refinement.settings import (
     BASE,
@@ -47,7 +48,7 @@ from transfusion.transport.refinement.settings import (
     RefinementSettings,
 )
 from transfusion.transport.refinement.starts import choose_start, fit_head
-from transfusion.transport.refinement.teaching import TEXTS, Teacher, Teaching
+from transfusion.transport.refinement.teaching import Teacher, Teaching
 from transfusion.transport.refinement.training import ADAPTER_RATE, Training
 
 

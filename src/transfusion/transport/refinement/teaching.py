@@ -39,14 +39,13 @@ from transfusion.transport.refinement.inputs import (
     SYNTHETIC,
     Inputs,
     RefinementInputs,
+    texts_of_a_step,
 )
 from transfusion.transport.refinement.lessons import Agreement, values_in
 from transfusion.transport.refinement.settings import OF_IMAGES, RefinementSettings
 
 BATCH = 64
 """The number of images or sounds of a step that the fine-tune answers; B answers half as many."""
-TEXTS, TOKENS, LEAST = 16, 2048, 4
-"""The same for texts; the most tokens that they have together, and the fewest texts."""
 CACHED = 1 << 24
 """The most numbers of the fine-tune's answers to held-out inputs that are kept in memory."""
 UNSURE = 1.0
@@ -147,8 +146,7 @@ class Teaching:
         sample = self.wanted(self.inputs.draw_plain(0, 2))
         by_token = any(sample[name].ndim == 3 for name in self.targets.names)
         texts = self.inputs.continuous is None
-        fitting = max(LEAST, TOKENS // self.inputs.subject.length)
-        self.batch = min(BATCH, TEXTS, fitting) if by_token or texts else BATCH
+        self.batch = texts_of_a_step(self.inputs.subject.length) if by_token or texts else BATCH
 
     def file(self, name: str) -> Path | None:
         return self.kept and self.kept.with_name(f"{self.kept.name}-{name}")

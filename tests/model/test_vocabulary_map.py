@@ -24,6 +24,7 @@ from transfusion.running.building import build
 from transfusion.running.probes import make_probes
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.transport.apply import apply
+from transfusion.transport.refinement import inputs as refinement_inputs
 from transfusion.transport.transport import merge, transport
 from transfusion.verification.verify import predict, verify
 from vocabularies import (
@@ -508,7 +509,9 @@ def test_token_ids_are_no_calibration_data(written, tmp_path):
         align(a, b, method=preset("functional").changed(calibrate=str(tmp_path / "ids.safetensors")))
 
 
-def test_a_refinement_learns_common_tokens(written):
+def test_a_refinement_learns_common_tokens(written, monkeypatch):
+    for name, count in {"HELD_OUT": 16, "LEAST_HELD_OUT": 8, "WRITTEN": 32}.items():
+        monkeypatch.setattr(refinement_inputs, name, count)
     a, b, tuned = written
     exact = transport(tuned, base=a, onto=b, refine=True, refine_steps=2).metadata()
     assert exact["refinement"]["before"]["synthetic"] == 1

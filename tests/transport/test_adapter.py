@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -225,8 +224,11 @@ def test_a_head_trained_beside_the_adapter_is_carried_over(made, tmp_path):
     moved.save(tmp_path / "moved")
     assert moved.metadata()["carried"] == ["classifier.bias", "classifier.weight"]
     line = outcome_of(moved.metadata(), str(tmp_path / "moved")).load
-    loaded = eval(line, {"peft": import_module("peft"), "transformers": import_module("transformers")})
-    expected, found = load_file(tmp_path / "moved" / "adapter_model.safetensors"), loaded.state_dict()
+    exec(line, pasted := {})
+    expected, found = (
+        load_file(tmp_path / "moved" / "adapter_model.safetensors"),
+        pasted["model"].state_dict(),
+    )
     for name in ("weight", "bias"):
         own = found[f"base_model.model.classifier.modules_to_save.default.{name}"]
         assert torch.equal(own, expected[f"base_model.model.classifier.{name}"]), "B has no such head itself"

@@ -384,6 +384,7 @@ def test_two_processes_learn_what_one_learns_with_twice_the_batch(given, tmp_pat
     assert_close(first, second)
 
 
+@pytest.mark.slow
 def test_two_processes_divide_a_whole_model(made, given, tmp_path):
     """Each holds half of all weights; one writes the same model that one process learns."""
     tuned = finetuned(CASES["llama"], given["base"], tmp_path / "tuned")

@@ -129,7 +129,7 @@ def apart(asked: AskedDenoiser, denoiser: Denoiser) -> float:
     return float((found - known.answers).square().mean() / known.spread)
 
 
-@pytest.mark.parametrize("case", LOADERS)
+@pytest.mark.parametrize("case", often(LOADERS, ["flux", "wan-plain"]))
 def test_a_refined_file_denoises_more_like_the_fine_tune(case, given, tmp_path):
     """On latents that the fine-tune makes of another seed, as diffusers loads the files."""
     asked, of = {**given(case), "force_unrelated": True}, tmp_path / "out.safetensors"

@@ -130,7 +130,8 @@ def test_another_run_replaces_the_output(a, b, tmp_path):
         (tuned / "config_sentence_transformers.json").write_text(json.dumps({"model_type": kind}))
         moved = move(tuned, base=a, onto=b, output=tmp_path / "out", force=True)
         known = kind if kind == "CrossEncoder" else "SentenceTransformer"
-        assert outcome_of(moved.metadata(), "out").load == f'sentence_transformers.{known}("out")'
+        load = f'import sentence_transformers; model = sentence_transformers.{known}("out")'
+        assert outcome_of(moved.metadata(), "out").load == load
     assert torch.allclose(embeddings(tmp_path / "out"), embeddings(tuned), atol=1e-5)
     with pytest.raises(OutputError, match=r"2_Dense, which have files of their own\n.*give a folder"):
         move(tuned, base=a, onto=b, output=tmp_path / "out.safetensors")

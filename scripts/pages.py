@@ -134,6 +134,9 @@ def _accuracy(models: Sequence[Any], part: str) -> str:
     return f"{100 * mean(one[part]['value'] for one in models):.1f}{gain}"
 
 
+TASKS = ("before", "now", "now, 1,000 steps")
+
+
 def transfer(part: str) -> str:
     """Return a table of the benchmark of transfer: the mean share of the gap, ± over seeds."""
     info = json.loads((ROOT / "benchmarks/transfer/measured.json").read_text())
@@ -142,10 +145,10 @@ def transfer(part: str) -> str:
         return _minus(_table(("", *next(iter(info["refined"].values()))), rows, numbers=True))
     if part == "tasks":
         rows = [
-            (name, one["group"], *(_share_and_support(one[when]) for when in ("before", "now")))
+            (name, one["group"], *(_share_and_support(one[when]) if when in one else "" for when in TASKS))
             for name, one in info["tasks"].items()
         ]
-        return _minus(_table(("task", "group", "before", "now"), rows))
+        return _minus(_table(("task", "group", *TASKS), rows))
     means = {
         pair: row for pair, row in info["means"].items() if (pair == "successors") == (part == "successors")
     }

@@ -235,11 +235,19 @@ class _Run:
     ) -> Output:
         """Return B + α·π(τ) after its refinement."""
         self._require_learnable(plan, tuned, refinement)
+        settings = self.settings
+        how: dict[str, Any] = {
+            "checkpoint": staging.keep("refinement.safetensors") if staging else None,
+            "insists": settings.force_unrelated,
+            "progress": settings.progress,
+        }
+        asked = {**how, "answers": getattr(settings, "answers", None), "device": settings.resources.device}
         if learns_by_answers(plan, tuned):
-            return self._refined_by_answers(plan, tuned, refinement, staging)
-        if learns_denoising(plan, tuned) and not self.settings.full:
-            return self._refined_denoiser(plan, tuned, refinement, staging)
-        full, targets = self.settings.full, None
+            return self._refined_by_answers(plan, tuned, refinement, asked)
+        if learns_denoising(plan, tuned) and not settings.full:
+            ask = partial(asked_denoiser_of, plan, tuned, settings)
+            return refine_denoiser(self.moved(plan, (tuned,)), plan.b, ask, refinement, **asked)
+        full, targets = settings.full, None
         if plan.alignment.other_shape and isinstance(tuned, Adapter) and not full:
             if refinement.rank is not None:
                 raise SettingError(
@@ -261,10 +269,8 @@ class _Run:
             unmoved=unmoved,
             whole=whole,
             targets=targets,
-            checkpoint=staging.keep("refinement.safetensors") if staging else None,
-            insists=self.settings.force_unrelated,
-            resources=self.settings.resources,
-            progress=self.settings.progress,
+            resources=settings.resources,
+            **how,
         )
 
     def _require_learnable(
@@ -287,57 +293,32 @@ class _Run:
                 hint="start the command itself, without `accelerate launch`",
             )
 
-    def _refined_denoiser(
-        self,
-        plan: TransportPlan,
-        tuned: Finetune,
-        refinement: RefinementSettings,
-        staging: StagingFolder | None,
-    ) -> Output:
-        """Return an adapter after it has learned what the fine-tune predicts of noised latents."""
-        settings = self.settings
-        return refine_denoiser(
-            self.moved(plan, (tuned,)),
-            plan.b,
-            partial(asked_denoiser_of, plan, tuned, settings),
-            refinement,
-            answers=getattr(settings, "answers", None),
-            checkpoint=staging.keep("refinement.safetensors") if staging else None,
-            insists=settings.force_unrelated,
-            device=settings.resources.device,
-            progress=settings.progress,
-        )
-
     def _refined_by_answers(
         self,
         plan: TransportPlan,
         tuned: Finetune,
         refinement: RefinementSettings,
-        staging: StagingFolder | None,
+        asked: Mapping[str, Any],
     ) -> Output:
         """Return B + α·π(τ) of a language model after it has learned what the fine-tune answers."""
-        settings = self.settings
         output = self.moved(plan, (tuned,))
         if refinement.rank is not None:
             require_no_rank(output)
             unmoved = self.moved_by(plan, (tuned,), Alpha(0.0), self.record)
             parts = refinement.rank, None, output.names(Action.CARRIED)
-            output = lora_between_shapes(output, unmoved, parts, as_dtype(settings.dtype), planned=False)
+            dtype = as_dtype(self.settings.dtype)
+            output = lora_between_shapes(output, unmoved, parts, dtype, planned=False)
         kind = None if output.moved_adapter is None else output.moved_adapter.adapter.kind
         return refine_by_answers(
             output,
             plan.b,
-            partial(asked_of, plan, tuned, settings),
+            partial(asked_of, plan, tuned, self.settings),
             refinement,
-            answers=getattr(settings, "answers", None),
             unmoved=None
             if kind is None or kind is LORA or not kind.scalable
             else self.moved_by(plan, (tuned,), Alpha(0.0), self.record),
             allowed=None if (known := plan.a.to_run.vocabulary) is None else known.shared,
-            checkpoint=staging.keep("refinement.safetensors") if staging else None,
-            insists=settings.force_unrelated,
-            device=settings.resources.device,
-            progress=settings.progress,
+            **asked,
         )
 
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -241,6 +243,14 @@ def as_precision(dtype: torch.dtype | str) -> torch.dtype:
     if chosen not in (torch.float32, torch.float64):
         raise SettingError(f"dtype = {dtype}: too coarse to compute in", hint="choose float32 or float64")
     return chosen
+
+
+def release_memory() -> None:
+    """Give back the memory of what is gone; the C library keeps what lies between blocks in use."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
+    torch.cuda.empty_cache()  # does nothing where there is none
 
 
 def device_memory(device: torch.device) -> int:

@@ -8,7 +8,6 @@ latents that B makes.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from transfusion.errors import MismatchError, listing
 from transfusion.model.model import Model
 from transfusion.running.building import build
 from transfusion.running.probes.noised import Denoiser
-from transfusion.runtime.engines import require_device
+from transfusion.runtime.engines import release_memory, require_device
 from transfusion.runtime.processes import processes
 from transfusion.runtime.progress import SILENT, Progress, phase
 from transfusion.transport.adapters.in_place import (
@@ -166,7 +165,7 @@ def ask_about_latents(
         module = (module if moved is None else with_adapter_in_place(module, moved)).to(device)
     asked = ask_denoiser(Denoiser(model, module), about, seed=seed)
     del module
-    gc.collect()
+    release_memory()
     return asked
 
 

@@ -6,7 +6,6 @@ own, and the student of B learns from both.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import time
@@ -24,7 +23,7 @@ from transfusion.model.model import Model
 from transfusion.running.building import build, places_of, skeleton
 from transfusion.running.probes.probed_model import ProbedModel
 from transfusion.running.probes.texts import tokenizer_of
-from transfusion.runtime.engines import require_device
+from transfusion.runtime.engines import release_memory, require_device
 from transfusion.runtime.optional_libraries import require_library
 from transfusion.runtime.processes import processes
 from transfusion.runtime.progress import SILENT, Progress, phase
@@ -89,7 +88,7 @@ def ask_fine_tune(
                 yield module
             return
         module = None  # type: ignore[assignment]
-        gc.collect()
+        release_memory()
         yield build(a, None).to(device).eval()
 
     asked_of = tuned if isinstance(tuned, Model) else a
@@ -146,6 +145,7 @@ def learned_student(
     if (device := processes().device(device)) != "cpu":
         require_device(device)
     asked = once(kept and kept.with_name(f"{kept.name}-of-a.safetensors"), of_a, Asked.load)
+    release_memory()
     subject = ProbedModel(b, skeleton(b))
     in_others = other_tokens(subject, asked)
     of_b = once(
@@ -159,7 +159,7 @@ def learned_student(
         ),
         Asked.load,
     )
-    gc.collect()
+    release_memory()
     with phase("building the student"):
         student, model = _student(output, b)
         divides = model is not None and processes().count > 1

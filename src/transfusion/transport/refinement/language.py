@@ -79,6 +79,7 @@ def ask_fine_tune(
             about["change"] = size_of_change(tuned, a)
         else:
             module = with_adapter(build(a, None), tuned).to(device)
+    release_memory()  # a new module is initialised before it has its values
 
     @contextmanager
     def base() -> Iterator[nn.Module]:
@@ -148,22 +149,20 @@ def learned_student(
     release_memory()
     subject = ProbedModel(b, skeleton(b))
     in_others = other_tokens(subject, asked)
-    of_b = once(
-        kept and kept.with_name(f"{kept.name}-of-b.safetensors"),
-        lambda: ask(
-            b,
-            build(b, None).to(device),
-            {},
-            seed=2 * settings.seed + 1,
-            tokens=None if in_others else asked.about["tokens"],
-        ),
-        Asked.load,
-    )
+
+    def ask_b() -> Asked:
+        module = build(b, None).to(device)
+        release_memory()
+        tokens = None if in_others else asked.about["tokens"]
+        return ask(b, module, {}, seed=2 * settings.seed + 1, tokens=tokens)
+
+    of_b = once(kept and kept.with_name(f"{kept.name}-of-b.safetensors"), ask_b, Asked.load)
     release_memory()
     with phase("building the student"):
         student, model = _student(output, b)
         divides = model is not None and processes().count > 1
         student = divided(student, device) if divides else student.to(device)
+    release_memory()
     trained = {name: one for name, one in student.named_parameters() if one.requires_grad}
     values = _values_of(model, unmoved, b, student, trained)
     if in_others:

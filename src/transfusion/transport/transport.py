@@ -152,7 +152,7 @@ class _Run:
         given = Alignment.load(settings.via) if isinstance(settings.via, str | Path) else settings.via
         pair, tuned = _open_inputs(settings, finetuned, given)
         if self.refinement is not None:
-            _require_refinable(settings, tuned)
+            _require_refinable(settings)
         if settings.via is None or settings.dry_run:  # refuse from headers, before the search
             plan = TransportPlan.planned(pair.a, pair.b, given, assumed=True)
             early = self.moved(plan, tuned)
@@ -384,7 +384,7 @@ def _require_way(
     if decides and pair.difference is not None:
         from transfusion.matching.align import require_match
 
-        require_match(pair, {}, refines=_is_refinable(settings, tuned))
+        require_match(pair, {}, refines=_is_refinable(settings))
 
 
 def _require_repository(settings: MovingSettings) -> None:
@@ -424,16 +424,16 @@ def _require_parts(settings: MovingSettings) -> None:
         )
 
 
-def _is_refinable(settings: MovingSettings, tuned: Sequence[Finetune]) -> bool:
+def _is_refinable(settings: MovingSettings) -> bool:
     try:
-        _require_refinable(settings, tuned)
+        _require_refinable(settings)
     except SettingError:
         return False
     return True
 
 
-def _require_refinable(settings: MovingSettings, tuned: Sequence[Finetune]) -> None:
-    """Refuse a fine-tune that cannot be refined, and resources that a refinement cannot use."""
+def _require_refinable(settings: MovingSettings) -> None:
+    """Refuse a merge, and resources that a refinement cannot use."""
     memory = settings.resources.memory
     if not isinstance(settings, TransportSettings):
         raise SettingError("`refine`: a merge cannot be refined", hint="leave it out")
@@ -533,7 +533,7 @@ def _find_pi(
         ),
     )
     if settings.chosen.follows_advice and not insists:
-        require_match(pair, found.provenance.advice, refines=_is_refinable(settings, tuned))
+        require_match(pair, found.provenance.advice, refines=_is_refinable(settings))
     if place is not None:
         found.save(place, force=True)
     processes().wait()

@@ -21,7 +21,7 @@ LENGTH = 64
 SHOWN, TESTED = 2400, 1000
 """Reviews to learn from, and to test on."""
 STEPS, BATCH = 100, 16
-REFINING = 40
+REFINING = 80
 """Steps of the refinement: each takes ten seconds of a core."""
 
 
